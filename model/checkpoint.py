@@ -1,0 +1,210 @@
+"""Checkpoints: a published folder of weights to an `Encoder` that holds exactly those numbers.
+
+What differs between families is one table of names each (data, not code). Loading is strict: every
+missing, unexpected or misshapen tensor is named in one error. Nothing from a checkpoint is executed:
+safetensors come first, and pickled weights are read with `weights_only`.
+May import: config, encoder, errors, torch, safetensors.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from model.config import EncoderConfig
+from model.encoder import Encoder
+from model.errors import CheckpointError
+
+# Checkpoint name -> ours. `{n}` stands for a layer number, `{p}` for weight or bias.
+RENAMES: Mapping[str, Mapping[str, str]] = {
+    "bert": {
+        "embeddings.word_embeddings.weight": "embeddings.token.weight",
+        "embeddings.position_embeddings.weight": "embeddings.position.weight",
+        "embeddings.token_type_embeddings.weight": "embeddings.segment.weight",
+        "embeddings.LayerNorm.{p}": "embeddings.norm.{p}",
+        "encoder.layer.{n}.attention.self.query.{p}": "layers.{n}.attention.query.{p}",
+        "encoder.layer.{n}.attention.self.key.{p}": "layers.{n}.attention.key.{p}",
+        "encoder.layer.{n}.attention.self.value.{p}": "layers.{n}.attention.value.{p}",
+        "encoder.layer.{n}.attention.output.dense.{p}": "layers.{n}.attention.output.{p}",
+        "encoder.layer.{n}.attention.output.LayerNorm.{p}": "layers.{n}.attention_norm.{p}",
+        "encoder.layer.{n}.intermediate.dense.{p}": "layers.{n}.feed_forward.intermediate.{p}",
+        "encoder.layer.{n}.output.dense.{p}": "layers.{n}.feed_forward.output.{p}",
+        "encoder.layer.{n}.output.LayerNorm.{p}": "layers.{n}.feed_forward_norm.{p}",
+    },
+}
+
+# Where the encoder lies in a checkpoint that also has a task head, whose tensors are then left alone.
+PREFIXES: Mapping[str, str] = {"bert": "bert."}
+
+# Tensors beside the encoder that change nothing it computes.
+_IGNORED = re.compile(r"pooler\..*|embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*")
+# TensorFlow's names for a LayerNorm's weight and bias, in the oldest checkpoints.
+_OLD_NORM = {"gamma": "weight", "beta": "bias"}
+_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Read a JSON file whose top level is of one kind, an object unless told.
+
+    Raises:
+        CheckpointError: The file is absent, is not JSON, or is of another kind.
+    """
+    try:
+        parsed = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(parsed, kind):
+        raise CheckpointError(f"{path} must hold a JSON {kind.__name__}, got {type(parsed).__name__}")
+    return parsed
+
+
+def load_encoder(folder: Path) -> Encoder:
+    """Load the encoder of a Hugging Face folder in float32.
+
+    Args:
+        folder: Holds `config.json` and weights: safetensors or `.bin`, one file or sharded.
+
+    Returns:
+        The encoder, in evaluation mode, with the checkpoint's weights.
+
+    Raises:
+        CheckpointError: The config is not supported, or a file or tensor is not what it must be.
+    """
+    config = EncoderConfig.from_hf(read_json(folder / "config.json"))
+    encoder = Encoder(config)
+    encoder.load_state_dict(_read_state(folder, config, encoder.state_dict()), assign=True)
+    return encoder.requires_grad_(requires_grad=False)
+
+
+def rename(name: str, family: str) -> str | None:
+    """Give our name of a checkpoint's tensor; None when no row of the family's table has it."""
+    stem, _, last = name.rpartition(".")
+    name = f"{stem}.{_OLD_NORM.get(last, last)}"
+    for source, target in RENAMES[family].items():
+        pattern = re.escape(source).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
+        if match := re.fullmatch(pattern, name):
+            return target.format(**match.groupdict())
+    return None
+
+
+def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read every tensor of `expected` from the folder, or name all that is wrong in one error."""
+    files = _weight_files(folder)
+    prefix = _prefix(files, config.family)
+    state: dict[str, Tensor] = {}
+    faults: list[str] = []
+    for path in files:
+        for name, tensor in _tensors(path):
+            if not name.startswith(prefix) or _IGNORED.fullmatch(name.removeprefix(prefix)):
+                continue
+            ours = rename(name.removeprefix(prefix), config.family)
+            if ours is None or ours not in expected:
+                faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
+            elif fault := _tensor_fault(name, tensor, expected[ours]):
+                faults.append(fault)
+            else:
+                state[ours] = tensor.to(torch.float32).contiguous()
+    named = {fault.split()[2] for fault in faults}
+    faults += [
+        f"missing tensor {_their_name(ours, config.family, prefix)} {tuple(tensor.shape)}"
+        for ours, tensor in expected.items()
+        if ours not in state and _their_name(ours, config.family, prefix) not in named
+    ]
+    if faults:
+        raise CheckpointError(f"{folder} does not fit its config.json: {_listing(faults)}")
+    return state
+
+
+def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:
+    """Say what is wrong with a tensor, None when it is as it must be."""
+    if tensor.shape != expected.shape:
+        return f"misshapen tensor {name} {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
+    if not tensor.is_floating_point():
+        return f"mistyped tensor {name} {str(tensor.dtype).removeprefix('torch.')}, expected floating point"
+    if not bool(torch.isfinite(tensor).all()):
+        return f"broken tensor {name} with NaN or infinity"
+    return None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """List the weight files: safetensors before pickles, one file before shards."""
+    for single, index in zip(_WEIGHT_FILES, _INDEX_FILES, strict=True):
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            return _shards(folder, index)
+    expected = ", ".join(_WEIGHT_FILES + _INDEX_FILES)
+    raise CheckpointError(f"{folder} holds no weights; expected one of {expected}")
+
+
+def _shards(folder: Path, index: str) -> list[Path]:
+    """List the shards that an index names, each a file beside it."""
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{folder / index} has no weight_map from tensor to file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise CheckpointError(f"{folder / index} names the shard {name!r}, which is not in the folder")
+    return [folder / name for name in names]
+
+
+def _prefix(files: list[Path], family: str) -> str:
+    """Give the prefix of the encoder's tensors: the family's own where any tensor carries it."""
+    prefix = PREFIXES[family]
+    return prefix if any(name.startswith(prefix) for path in files for name in _names(path)) else ""
+
+
+def _names(path: Path) -> list[str]:
+    """List a weight file's tensors without reading them where the format allows."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                return list(file.keys())
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is not a readable weights file: {error}") from error
+    return list(_load_pickle(path))
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield a weight file's tensors by name, one in memory at a time where the format allows."""
+    if path.suffix == ".safetensors":
+        for name in _names(path):
+            with safe_open(path, framework="pt") as file:
+                yield name, file.get_tensor(name)
+    else:
+        yield from _load_pickle(path).items()
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    """Read a `.bin` file, refusing any code in it."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # pickle, zipfile and torch raise many kinds for damaged or refused bytes
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{path} is not a readable weights file: {reason}") from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path} must hold named tensors, got {type(loaded).__name__}")
+    return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+
+
+def _their_name(ours: str, family: str, prefix: str) -> str:
+    """Give the checkpoint's name of one of our tensors."""
+    for source, target in RENAMES[family].items():
+        pattern = re.escape(target).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
+        if match := re.fullmatch(pattern, ours):
+            return prefix + source.format(**match.groupdict())
+    raise AssertionError(f"no row of {family}'s rename table makes {ours}")
+
+
+def _listing(faults: list[str], most: int = 12) -> str:
+    rest = len(faults) - most
+    return "; ".join(faults[:most]) + (f"; and {rest} more" if rest > 0 else "")

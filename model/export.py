@@ -1,0 +1,247 @@
+"""Export: a checkpoint to an artifact folder, the only thing that the service reads.
+
+    encode.onnx, inspect.onnx   the two graphs
+    weights.bin                 their weights, shared
+    tokenizer.json              Hugging Face tokenizers' own format
+    artifact.json               what the service must know, and a digest of each file above
+
+The folder is written aside, checked against the torch encoder, and then renamed into place: at any
+moment there is a whole artifact under the given name, or none.
+May import: every module of `model`, onnxruntime.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from model.checkpoint import load_encoder
+from model.encoder import Encoder
+from model.errors import ExportError
+from model.graphs import INPUTS, WEIGHTS_FILE, EncoderGraph, attach_weights, trace, write_weights
+from model.hub import Source, locate
+from model.pooling import POOLINGS
+from model.sentence import SentenceSettings, read_settings, read_tokenizer
+
+FORMAT_VERSION = 1
+ARTIFACT_FILE = "artifact.json"
+MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
+_GRAPHS = {"encode.onnx": False, "inspect.onnx": True}
+_CHECK_LENGTHS = ((1,), (7, 3, 12), (16, 33, 5, 64))  # sequence lengths of each padded check batch
+_PARTIAL = ".partial-"
+
+
+def export(
+    model: str,
+    output: Path,
+    *,
+    revision: str | None = None,
+    model_id: str | None = None,
+    report: Callable[[str], None] = print,
+) -> Path:
+    """Turn a checkpoint into an artifact.
+
+    Args:
+        model: A checkpoint's folder or hub id.
+        output: The artifact's folder: absent, empty, or an older artifact, which is replaced.
+        revision: Branch, tag or commit on the hub.
+        model_id: What the artifact says it was made from; the hub id or the folder's name when None.
+        report: Called with a line for each finished step.
+
+    Returns:
+        `output`.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be loaded exactly.
+        ExportError: The output folder holds something else, or the graphs differ from torch by more
+            than `MAX_DIFFERENCE`.
+        OSError: The disk refuses.
+    """
+    _refuse_foreign(output)
+    source = locate(model, revision)
+    if model_id is not None:
+        source = replace(source, model_id=model_id)
+    encoder = load_encoder(source.folder)
+    settings = read_settings(source.folder, encoder.config)
+    tokenizer = read_tokenizer(source.folder, encoder.config)
+    report(f"loaded {source.model_id}: {_size_line(encoder)}")
+    with _written_aside(output) as folder:
+        _write_graphs(folder, encoder)
+        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        difference = check(folder, encoder)
+        report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
+        _write_description(folder, _description(source, encoder, settings, difference))
+    report(f"wrote {output}")
+    return output
+
+
+def check(folder: Path, encoder: Encoder) -> float:
+    """Compare both graphs with the torch encoder on padded batches of random tokens.
+
+    Returns:
+        The largest absolute difference over all outputs, padded places left out.
+
+    Raises:
+        ExportError: It exceeds `MAX_DIFFERENCE`, or ONNX Runtime is not installed.
+    """
+    try:
+        import onnxruntime  # noqa: PLC0415 - absent with a plain `attencode[export]`
+    except ImportError as error:
+        raise ExportError("export checks its graphs with ONNX Runtime; install attencode[cpu] too") from error
+    worst = 0.0
+    for name, inspect in _GRAPHS.items():
+        session = onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+        graph = EncoderGraph(encoder, inspect=inspect)
+        for lengths in _CHECK_LENGTHS:
+            worst = max(worst, _difference(session, graph, lengths))
+    if not worst <= MAX_DIFFERENCE:
+        raise ExportError(
+            f"the exported graphs differ from torch by {worst:.1e}, at most {MAX_DIFFERENCE:.0e} is allowed"
+        )
+    return worst
+
+
+def _difference(session: Any, graph: EncoderGraph, lengths: tuple[int, ...]) -> float:
+    """Give the largest difference of one padded batch over every output of a graph."""
+    config = graph.encoder.config
+    lengths = tuple(min(length, config.max_tokens) for length in lengths)
+    draw = torch.Generator().manual_seed(len(lengths))
+    shape = (len(lengths), max(lengths))
+    mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(config.vocab_size, shape, generator=draw) * mask + config.pad_token_id * (1 - mask)
+    types = torch.randint(config.type_vocab_size, shape, generator=draw) * mask
+    with torch.inference_mode():
+        expected = graph(ids, mask, types)
+    fed = dict(zip(INPUTS, (ids.numpy(), mask.numpy(), types.numpy()), strict=True))
+    got = session.run(graph.outputs, fed)
+    worst = 0.0
+    for name, theirs, ours in zip(graph.outputs, expected, got, strict=True):
+        for row, length in enumerate(lengths):
+            if name.startswith("pooled_"):
+                kept: tuple[Any, ...] = (row,)
+            elif name.startswith("attentions_"):
+                kept = (row, slice(None), slice(length), slice(length))
+            else:
+                kept = (row, slice(length))
+            worst = max(worst, float(np.abs(theirs.numpy()[kept] - ours[kept]).max()))
+    return worst
+
+
+def _write_graphs(folder: Path, encoder: Encoder) -> None:
+    references = write_weights(folder / WEIGHTS_FILE, encoder)
+    for name, inspect in _GRAPHS.items():
+        traced = trace(EncoderGraph(encoder, inspect=inspect))
+        attach_weights(traced, references)
+        onnx.save_model(traced, folder / name)
+
+
+def _description(source: Source, encoder: Encoder, settings: SentenceSettings, difference: float) -> dict[str, Any]:
+    """Build `artifact.json`, digests of files not yet included."""
+    config = encoder.config
+    return {
+        "format_version": FORMAT_VERSION,
+        "model_id": source.model_id,
+        "revision": source.revision,
+        "family": config.family,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        "type_vocab_size": config.type_vocab_size,
+        "pad_token_id": config.pad_token_id,
+        "num_parameters": sum(tensor.numel() for tensor in encoder.state_dict().values()),
+        **asdict(settings),
+        "poolings": list(POOLINGS),
+        "parity": {"float32_max_difference": difference},
+        "exported_by": {"attencode": _version("attencode"), "torch": str(torch.__version__)},
+    }
+
+
+def _write_description(folder: Path, description: dict[str, Any]) -> None:
+    """Add each file's size and digest, and write `artifact.json` last."""
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
+    text = json.dumps({**description, "files": files}, indent=2, ensure_ascii=False)
+    with (folder / ARTIFACT_FILE).open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _refuse_foreign(output: Path) -> None:
+    """Refuse to replace what is not an artifact."""
+    if output.is_dir() and (not any(output.iterdir()) or (output / ARTIFACT_FILE).is_file()):
+        return
+    if output.exists() or output.is_symlink():
+        raise ExportError(f"{output} exists and is not an artifact; choose another folder or remove it")
+
+
+@contextmanager
+def _written_aside(output: Path) -> Iterator[Path]:
+    """Yield a folder beside `output` that takes its name when the block ends well, else vanishes."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(output)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}{_PARTIAL}", dir=output.parent))
+    try:
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+            folder.chmod(0o755)
+            _replace(folder, output)
+            (output / ".lock").unlink()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(folder: Path, output: Path) -> None:
+    """Give `folder` the name `output`; an older artifact there is moved aside first and then removed."""
+    old = folder.with_name(folder.name + ".old")
+    if output.is_dir():
+        output.rename(old)
+    folder.rename(output)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Remove folders of exports that were killed: those whose lock nobody holds."""
+    for folder in output.parent.glob(f".{output.name}{_PARTIAL}*"):
+        try:
+            with (folder / ".lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):  # just made, or being written
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _size_line(encoder: Encoder) -> str:
+    config = encoder.config
+    return (
+        f"{config.family}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
+        f"hidden {config.hidden_size}"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,393 @@
+"""Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
+
+`Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
+UNAVAILABLE by themselves. May import: pb, codec, request, errors, grpc.
+"""
+
+import json
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+from typing import Any, Self
+
+import grpc
+
+from service import codec
+from service.errors import (
+    AttencodeError,
+    DeadlineExceeded,
+    InternalFault,
+    InvalidRequest,
+    QueueFull,
+    Unavailable,
+)
+from service.pb import encoder_pb2 as pb
+from service.pb.encoder_pb2_grpc import EncoderStub
+from service.request import (
+    ALL,
+    Attention,
+    EncodeRequest,
+    EncodeResult,
+    Input,
+    InputResult,
+    ModelInfo,
+    Outputs,
+    Pooled,
+    TextInput,
+    TokenIdsInput,
+    TokenizeRequest,
+    TokenizeResult,
+)
+
+DEFAULT_TIMEOUT_S = 30.0
+
+# A text, two texts, token ids, or the input itself.
+InputLike = str | tuple[str, str] | SequenceOf[int] | Input
+Layers = bool | int | SequenceOf[int]
+
+# gRPC retries by itself what a server refused without having begun it (gRFC A6).
+SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": "attencode.v1.Encoder"}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2.0,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.max_receive_message_length", -1),  # the server bounds its answers
+    ("grpc.max_send_message_length", -1),
+)
+
+
+class RemoteError(AttencodeError):
+    """Report a status that none of the other errors stands for."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        """Keep the status beside the message."""
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+
+
+def encode_request(
+    inputs: InputLike | Iterable[InputLike],
+    *,
+    pooled: bool | None = None,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    token_embeddings: bool = False,
+    hidden_states: Layers = False,
+    attention: Layers = False,
+    heads: int | SequenceOf[int] = ALL,
+    tokens: bool = False,
+    truncation: str = "right",
+    prompt_name: str | None = None,
+    data_type: str = "float32",
+    model: str = "",
+) -> EncodeRequest:
+    """Build a request from plain Python values.
+
+    Args:
+        inputs: One input or several: a text, a pair of texts, token ids, `TextInput` or `TokenIdsInput`.
+        pooled: Ask for pooled vectors; unset, they come when nothing else is asked for, or when one of the
+            next three is given.
+        pooling: cls, mean, max or last; unset for the model's own.
+        normalize: Scale pooled vectors to length 1; unset for the model's own.
+        dimensions: Keep the first so many dimensions of pooled vectors.
+        token_embeddings: Ask for the last hidden state of every token.
+        hidden_states: True for all layers, or layer numbers, 0 for the embeddings' output.
+        attention: True for all layers, or layer numbers.
+        heads: Heads of the attention; all when empty.
+        tokens: Describe the tokens even if only pooled vectors are asked for.
+        truncation: right, left or off.
+        prompt_name: Prompt of the model; unset for its default, empty for none.
+        data_type: float32 or float16, of all tensors in the answer.
+        model: Name of a served model; empty for the first.
+
+    Raises:
+        InvalidRequest: A value of a kind that no input or option has.
+    """
+    states, layers = _numbers("hidden_states", hidden_states), _numbers("attention", attention)
+    if pooled is None:
+        about_pooled = any(value is not None for value in (pooling, normalize, dimensions))
+        pooled = about_pooled or not (token_embeddings or tokens or states is not None or layers is not None)
+    chosen_heads = _numbers("heads", heads)
+    outputs = Outputs(
+        pooled=Pooled(pooling, normalize, dimensions) if pooled else None,  # type: ignore[arg-type]
+        token_embeddings=token_embeddings,
+        hidden_states=states,
+        attention=None if layers is None else Attention(layers, ALL if chosen_heads is None else chosen_heads),
+        tokens=tokens,
+        data_type=data_type,  # type: ignore[arg-type]
+    )
+    return EncodeRequest(
+        inputs=_inputs(inputs),
+        model=model,
+        truncation=truncation,  # type: ignore[arg-type]
+        prompt_name=prompt_name,
+        outputs=outputs,
+    )
+
+
+class Client:
+    """A blocking client of one server; also a context manager.
+
+    Every method raises the server's own errors: `InvalidRequest`, `QueueFull`, `DeadlineExceeded`,
+    `Unavailable`, `InternalFault`, or `RemoteError` for any other status.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: SequenceOf[tuple[str, Any]] = (),
+    ) -> None:
+        """Open a channel, which connects when it is first used.
+
+        Args:
+            address: Host and port, or any gRPC target.
+            timeout_s: Deadline of each call, in seconds; None to wait for ever.
+            credentials: From `grpc.ssl_channel_credentials`; None for plaintext.
+            options: gRPC channel options beside the client's own.
+        """
+        every = [*CHANNEL_OPTIONS, *options]
+        if credentials is None:
+            self._channel = grpc.insecure_channel(address, options=every)
+        else:
+            self._channel = grpc.secure_channel(address, credentials, options=every)
+        self._stub: Any = EncoderStub(self._channel)
+        self._timeout_s = timeout_s
+
+    def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
+        """Encode inputs in one request; the options are those of `encode_request`."""
+        message = codec.encode_encode_request(encode_request(inputs, **options))
+        return codec.decode_encode_response(self._call(self._stub.Encode, message))
+
+    def attend(
+        self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
+    ) -> InputResult:
+        """Give one input's attention weights (layers, heads, query, key) and its tokens."""
+        return self.encode([text], attention=layers, heads=heads, **options).results[0]
+
+    def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
+        """Send many requests over one stream; yields each one's answer or error, in their order.
+
+        The whole stream has no deadline. Leaving the loop early ends it.
+        """
+        call = self._stub.EncodeStream(_stream_items(requests))
+        try:
+            for message in call:
+                yield _stream_answer(message)
+        except grpc.RpcError as error:
+            raise _error(error) from error
+        finally:
+            call.cancel()
+
+    def tokenize(
+        self,
+        inputs: InputLike | Iterable[InputLike],
+        *,
+        truncation: str = "right",
+        prompt_name: str | None = None,
+        model: str = "",
+    ) -> TokenizeResult:
+        """Split inputs into tokens as `encode` would."""
+        request = TokenizeRequest(_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
+        message = codec.encode_tokenize_request(request)
+        return codec.decode_tokenize_response(self._call(self._stub.Tokenize, message))
+
+    def get_model(self, model: str = "") -> ModelInfo:
+        """Describe a served model."""
+        return codec.decode_model_info(self._call(self._stub.GetModel, pb.GetModelRequest(model=model)))
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Give the client itself."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Close the channel."""
+        self.close()
+
+    def _call(self, method: Any, message: Any) -> Any:
+        try:
+            return method(message, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise _error(error) from error
+
+
+class AsyncClient:
+    """The same for asyncio; each method of `Client`, awaited."""
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: SequenceOf[tuple[str, Any]] = (),
+    ) -> None:
+        """Open a channel; the arguments are those of `Client`."""
+        every = [*CHANNEL_OPTIONS, *options]
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=every)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=every)
+        self._stub: Any = EncoderStub(self._channel)
+        self._timeout_s = timeout_s
+
+    async def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
+        """Encode inputs in one request; the options are those of `encode_request`."""
+        message = codec.encode_encode_request(encode_request(inputs, **options))
+        return codec.decode_encode_response(await self._call(self._stub.Encode, message))
+
+    async def attend(
+        self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
+    ) -> InputResult:
+        """Give one input's attention weights (layers, heads, query, key) and its tokens."""
+        result = await self.encode([text], attention=layers, heads=heads, **options)
+        return result.results[0]
+
+    async def encode_stream(
+        self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]
+    ) -> AsyncIterator[EncodeResult | AttencodeError]:
+        """Send many requests over one stream; yields each one's answer or error, in their order."""
+        items = _async_stream_items(requests) if isinstance(requests, AsyncIterable) else _stream_items(requests)
+        call = self._stub.EncodeStream(items)
+        try:
+            async for message in call:
+                yield _stream_answer(message)
+        except grpc.RpcError as error:
+            raise _error(error) from error
+        finally:
+            call.cancel()
+
+    async def tokenize(
+        self,
+        inputs: InputLike | Iterable[InputLike],
+        *,
+        truncation: str = "right",
+        prompt_name: str | None = None,
+        model: str = "",
+    ) -> TokenizeResult:
+        """Split inputs into tokens as `encode` would."""
+        request = TokenizeRequest(_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
+        message = codec.encode_tokenize_request(request)
+        return codec.decode_tokenize_response(await self._call(self._stub.Tokenize, message))
+
+    async def get_model(self, model: str = "") -> ModelInfo:
+        """Describe a served model."""
+        message = pb.GetModelRequest(model=model)
+        return codec.decode_model_info(await self._call(self._stub.GetModel, message))
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        """Give the client itself."""
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        """Close the channel."""
+        await self.close()
+
+    async def _call(self, method: Any, message: Any) -> Any:
+        try:
+            return await method(message, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            raise _error(error) from error
+
+
+def _inputs(inputs: InputLike | Iterable[InputLike]) -> tuple[Input, ...]:
+    """Read one input or several."""
+    items: list[Any] = [inputs] if isinstance(inputs, str | TextInput | TokenIdsInput) else list(inputs)
+    if items and all(isinstance(item, int) for item in items):
+        items = [items]  # one list of token ids; two texts, in contrast, are two inputs
+    return tuple(_input(number, item) for number, item in enumerate(items))
+
+
+def _input(number: int, item: Any) -> Input:
+    if isinstance(item, TextInput | TokenIdsInput):
+        return item
+    if isinstance(item, str):
+        return TextInput(item)
+    if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
+        return TextInput(*item)
+    try:
+        return TokenIdsInput(tuple(int(token) for token in item))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(
+            f"input {number} must be a text, a pair of texts (a tuple), or token ids, got {type(item).__name__}"
+        ) from error
+
+
+def _numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
+    """Read a choice of layers or heads: True for all, False for none, a number, or several."""
+    if isinstance(chosen, bool):
+        return ALL if chosen else None
+    if isinstance(chosen, int):
+        return (chosen,)
+    try:
+        return tuple(int(number) for number in chosen)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{name} must be True, a number or a list of numbers, got {chosen!r}") from error
+
+
+def _stream_items(requests: Iterable[EncodeRequest]) -> Iterator[pb.EncodeStreamRequest]:
+    for number, request in zip(count(), requests, strict=False):
+        yield pb.EncodeStreamRequest(id=number, request=codec.encode_encode_request(request))
+
+
+async def _async_stream_items(requests: AsyncIterable[EncodeRequest]) -> AsyncIterator[pb.EncodeStreamRequest]:
+    numbers = count()
+    async for request in requests:
+        yield pb.EncodeStreamRequest(id=next(numbers), request=codec.encode_encode_request(request))
+
+
+def _stream_answer(message: pb.EncodeStreamResponse) -> EncodeResult | AttencodeError:
+    if message.WhichOneof("outcome") == "response":
+        return codec.decode_encode_response(message.response)
+    failure = message.error
+    code = next(code for code in grpc.StatusCode if code.value[0] == failure.code)
+    return _typed_error(code, failure.message, failure.retry_delay_seconds)
+
+
+def _error(error: grpc.RpcError) -> AttencodeError:
+    """Turn a call's status into the error that stands for it."""
+    code, message = error.code(), error.details() or ""
+    if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():
+        message = f"no server answers: {message}"
+    return _typed_error(code, message, _retry_delay_s(error))
+
+
+def _typed_error(code: grpc.StatusCode, message: str, retry_delay_s: float) -> AttencodeError:
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay_s:
+        return QueueFull(message, retry_delay_s)
+    if code == grpc.StatusCode.INTERNAL:
+        return InternalFault(message)
+    for kind in (InvalidRequest, DeadlineExceeded, Unavailable):
+        if kind.status == code:
+            return kind(message)
+    return RemoteError(code, message)
+
+
+def _retry_delay_s(error: grpc.RpcError) -> float:
+    """Read the seconds of `attencode-retry-delay`, which accompanies a full queue; 0 where there is none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "attencode-retry-delay-seconds":
+            return float(value)
+    return 0.0

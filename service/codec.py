@@ -1,0 +1,382 @@
+"""Codec: messages to dataclasses and numpy, and back. Tensors travel as raw little-endian bytes.
+
+Both directions of both sides live here, so the wire is defined once. Nothing is decided here beyond
+whether a message means anything. May import: pb, request, errors, numpy.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from service.errors import AttencodeError, InvalidRequest, QueueFull
+from service.pb import encoder_pb2 as pb
+from service.request import (
+    Attention,
+    DataType,
+    EncodeRequest,
+    EncodeResult,
+    Input,
+    InputResult,
+    ModelInfo,
+    Outputs,
+    Pooled,
+    Pooling,
+    TextInput,
+    Timings,
+    TokenIdsInput,
+    TokenizeRequest,
+    TokenizeResult,
+    Tokens,
+    Truncation,
+)
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+Name = TypeVar("Name", bound=str)
+
+_TRUNCATIONS: Mapping[int, Truncation] = {
+    pb.TRUNCATION_UNSPECIFIED: "right",
+    pb.TRUNCATION_RIGHT: "right",
+    pb.TRUNCATION_LEFT: "left",
+    pb.TRUNCATION_OFF: "off",
+}
+_POOLINGS: Mapping[int, Pooling] = {
+    pb.POOLING_CLS: "cls",
+    pb.POOLING_MEAN: "mean",
+    pb.POOLING_MAX: "max",
+    pb.POOLING_LAST: "last",
+}
+_DATA_TYPES: Mapping[int, DataType] = {
+    pb.DATA_TYPE_UNSPECIFIED: "float32",
+    pb.DATA_TYPE_FLOAT32: "float32",
+    pb.DATA_TYPE_FLOAT16: "float16",
+}
+_DTYPES: Mapping[int, np.dtype] = {
+    pb.DATA_TYPE_FLOAT32: np.dtype("<f4"),
+    pb.DATA_TYPE_FLOAT16: np.dtype("<f2"),
+}
+
+
+# ---------------------------------------------------------------- requests, on the server
+
+
+def parse(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
+    """Parse a message's bytes.
+
+    Raises:
+        InvalidRequest: They are not such a message; text that is not UTF-8 is one cause.
+    """
+    try:
+        return message_type.FromString(data)
+    except DecodeError as error:
+        name = message_type.DESCRIPTOR.full_name
+        raise InvalidRequest(
+            f"the bytes sent are not a {name}: they are damaged, of another type, or hold text that is not UTF-8"
+        ) from error
+
+
+def decode_encode_request(message: pb.EncodeRequest) -> EncodeRequest:
+    """Read an EncodeRequest.
+
+    Raises:
+        InvalidRequest: An enum value that does not exist, or an input without content.
+    """
+    wanted = any(message.HasField(name) for name in ("pooled", "token_embeddings", "hidden_states", "attention"))
+    attention = message.attention
+    outputs = Outputs(
+        pooled=_decode_pooled(message.pooled) if message.HasField("pooled") or not (wanted or message.tokens) else None,
+        token_embeddings=message.HasField("token_embeddings"),
+        hidden_states=tuple(message.hidden_states.layers) if message.HasField("hidden_states") else None,
+        attention=Attention(tuple(attention.layers), tuple(attention.heads)) if message.HasField("attention") else None,
+        tokens=message.tokens,
+        data_type=_lookup("data_type", _DATA_TYPES, message.data_type),
+    )
+    return EncodeRequest(
+        inputs=_decode_inputs(message.inputs),
+        model=message.model,
+        truncation=_lookup("truncation", _TRUNCATIONS, message.truncation),
+        prompt_name=message.prompt_name if message.HasField("prompt_name") else None,
+        outputs=outputs,
+    )
+
+
+def decode_tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
+    """Read a TokenizeRequest.
+
+    Raises:
+        InvalidRequest: An enum value that does not exist, or an input without content.
+    """
+    return TokenizeRequest(
+        inputs=_decode_inputs(message.inputs),
+        model=message.model,
+        truncation=_lookup("truncation", _TRUNCATIONS, message.truncation),
+        prompt_name=message.prompt_name if message.HasField("prompt_name") else None,
+    )
+
+
+def _decode_inputs(messages: Iterable[pb.Input]) -> tuple[Input, ...]:
+    inputs: list[Input] = []
+    for number, message in enumerate(messages):
+        kind = message.WhichOneof("kind")
+        if kind == "text":
+            inputs.append(TextInput(message.text))
+        elif kind == "pair":
+            inputs.append(TextInput(message.pair.first, message.pair.second))
+        elif kind == "token_ids":
+            types = tuple(message.token_ids.token_type_ids)
+            inputs.append(TokenIdsInput(tuple(message.token_ids.ids), types or None))
+        else:
+            raise InvalidRequest(f"input {number} has no content; set text, pair or token_ids")
+    return tuple(inputs)
+
+
+def _decode_pooled(message: pb.PooledOptions) -> Pooled:
+    return Pooled(
+        pooling=_lookup("pooling", _POOLINGS, message.pooling) if message.pooling else None,
+        normalize=message.normalize if message.HasField("normalize") else None,
+        dimensions=message.dimensions if message.HasField("dimensions") else None,
+    )
+
+
+def _lookup(field: str, names: Mapping[int, Name], number: int) -> Name:
+    if number not in names:
+        known = ", ".join(f"{value} ({name})" for value, name in names.items())
+        raise InvalidRequest(f"{field} {number} is unknown; known: {known}")
+    return names[number]
+
+
+# ---------------------------------------------------------------- requests, on the client
+
+
+def encode_encode_request(request: EncodeRequest) -> pb.EncodeRequest:
+    """Write an EncodeRequest.
+
+    Raises:
+        InvalidRequest: A name or a text that the wire cannot carry.
+    """
+    outputs = request.outputs
+    message = pb.EncodeRequest(
+        model=request.model,
+        inputs=_encode_inputs(request.inputs),
+        truncation=_number("truncation", _TRUNCATIONS, request.truncation),
+        prompt_name=request.prompt_name,
+        tokens=outputs.tokens,
+        data_type=_number("data_type", _DATA_TYPES, outputs.data_type),
+    )
+    if outputs.pooled is not None:
+        pooled = outputs.pooled
+        number = None if pooled.pooling is None else _number("pooling", _POOLINGS, pooled.pooling)
+        with _ranges_explained("dimensions must be a whole number from 1 on"):
+            options = pb.PooledOptions(pooling=number, normalize=pooled.normalize, dimensions=pooled.dimensions)
+        message.pooled.CopyFrom(options)
+    if outputs.token_embeddings:
+        message.token_embeddings.SetInParent()
+    with _ranges_explained("layers and heads must be whole numbers"):
+        if outputs.hidden_states is not None:
+            message.hidden_states.layers.extend(outputs.hidden_states)
+            message.hidden_states.SetInParent()
+        if outputs.attention is not None:
+            message.attention.layers.extend(outputs.attention.layers)
+            message.attention.heads.extend(outputs.attention.heads)
+            message.attention.SetInParent()
+    return message
+
+
+def encode_tokenize_request(request: TokenizeRequest) -> pb.TokenizeRequest:
+    """Write a TokenizeRequest.
+
+    Raises:
+        InvalidRequest: A name or a text that the wire cannot carry.
+    """
+    return pb.TokenizeRequest(
+        model=request.model,
+        inputs=_encode_inputs(request.inputs),
+        truncation=_number("truncation", _TRUNCATIONS, request.truncation),
+        prompt_name=request.prompt_name,
+    )
+
+
+class _ranges_explained:  # noqa: N801 - used as a function
+    """Turn protobuf's own complaint about a value into one that says what was expected."""
+
+    def __init__(self, expected: str) -> None:
+        self._expected = expected
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | TypeError):
+            raise InvalidRequest(f"{self._expected}: {error}") from error
+
+
+def _encode_inputs(inputs: Iterable[Input]) -> list[pb.Input]:
+    messages = []
+    for number, item in enumerate(inputs):
+        try:
+            if isinstance(item, TokenIdsInput):
+                ids = pb.TokenIds(ids=item.ids, token_type_ids=item.token_type_ids)
+                messages.append(pb.Input(token_ids=ids))
+            elif item.pair is None:
+                messages.append(pb.Input(text=item.text))
+            else:
+                messages.append(pb.Input(pair=pb.TextPair(first=item.text, second=item.pair)))
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"input {number} cannot be written as UTF-8 (a lone surrogate?): {error.reason}; "
+                "repair it, for instance with text.encode('utf-8', 'replace').decode()"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"input {number} must be text, or token ids that are whole numbers from 0: {error}"
+            ) from error
+    return messages
+
+
+def _number(field: str, names: Mapping[int, str], name: str) -> int:
+    for value, known in names.items():
+        if known == name:
+            return value
+    raise InvalidRequest(f"{field} {name!r} is unknown; known: {', '.join(sorted(set(names.values())))}")
+
+
+# ---------------------------------------------------------------- answers, on the server
+
+
+def encode_encode_result(result: EncodeResult) -> pb.EncodeResponse:
+    """Write an EncodeResponse."""
+    return pb.EncodeResponse(
+        pooled=encode_tensor(result.pooled),
+        results=[_encode_input_result(item) for item in result.results],
+        timings=pb.Timings(
+            tokenize_seconds=result.timings.tokenize_s,
+            queue_seconds=result.timings.queue_s,
+            inference_seconds=result.timings.inference_s,
+            total_seconds=result.timings.total_s,
+        ),
+        model=result.model,
+        model_digest=result.model_digest,
+    )
+
+
+def encode_tokenize_result(result: TokenizeResult) -> pb.TokenizeResponse:
+    """Write a TokenizeResponse."""
+    return pb.TokenizeResponse(
+        results=[_encode_input_result(item) for item in result.results],
+        model=result.model,
+        model_digest=result.model_digest,
+    )
+
+
+def encode_model_info(info: ModelInfo) -> pb.GetModelResponse:
+    """Write a GetModelResponse, whose fields have ModelInfo's names."""
+    values = {name: getattr(info, name) for name in ModelInfo.__slots__}
+    values["default_pooling"] = _number("pooling", _POOLINGS, info.default_pooling)
+    return pb.GetModelResponse(**values)
+
+
+def encode_error(error: AttencodeError) -> pb.Error:
+    """Write an error of one item of a stream."""
+    delay_s = error.retry_delay_s if isinstance(error, QueueFull) else 0.0
+    return pb.Error(code=error.status.value[0], message=str(error), retry_delay_seconds=delay_s)
+
+
+def encode_tensor(array: NDArray[np.floating] | None) -> pb.Tensor | None:
+    """Write an array of float32 or float16; None stays None."""
+    if array is None:
+        return None
+    data_type = pb.DATA_TYPE_FLOAT16 if array.dtype == np.float16 else pb.DATA_TYPE_FLOAT32
+    little_endian = array.astype(_DTYPES[data_type], copy=False)
+    return pb.Tensor(shape=array.shape, data_type=data_type, data=little_endian.tobytes())
+
+
+def _encode_input_result(result: InputResult) -> pb.InputResult:
+    return pb.InputResult(
+        num_tokens=result.num_tokens,
+        original_num_tokens=result.original_num_tokens,
+        truncated=result.truncated,
+        tokens=None if result.tokens is None else _encode_tokens(result.tokens),
+        token_embeddings=encode_tensor(result.token_embeddings),
+        hidden_states=encode_tensor(result.hidden_states),
+        attention=encode_tensor(result.attention),
+    )
+
+
+def _encode_tokens(tokens: Tokens) -> pb.Tokens:
+    return pb.Tokens(
+        ids=tokens.ids,
+        texts=tokens.texts,
+        char_starts=[start for start, _ in tokens.char_spans],
+        char_ends=[end for _, end in tokens.char_spans],
+        byte_starts=[start for start, _ in tokens.byte_spans],
+        byte_ends=[end for _, end in tokens.byte_spans],
+        words=tokens.words,
+        sequences=tokens.sequences,
+        special=tokens.special,
+    )
+
+
+# ---------------------------------------------------------------- answers, on the client
+
+
+def decode_encode_response(message: pb.EncodeResponse) -> EncodeResult:
+    """Read an EncodeResponse."""
+    timings = message.timings
+    return EncodeResult(
+        pooled=decode_tensor(message.pooled) if message.HasField("pooled") else None,
+        results=[_decode_input_result(item) for item in message.results],
+        timings=Timings(
+            timings.tokenize_seconds, timings.queue_seconds, timings.inference_seconds, timings.total_seconds
+        ),
+        model=message.model,
+        model_digest=message.model_digest,
+    )
+
+
+def decode_tokenize_response(message: pb.TokenizeResponse) -> TokenizeResult:
+    """Read a TokenizeResponse."""
+    results = [_decode_input_result(item) for item in message.results]
+    return TokenizeResult(results, message.model, message.model_digest)
+
+
+def decode_model_info(message: pb.GetModelResponse) -> ModelInfo:
+    """Read a GetModelResponse."""
+    values = {name: getattr(message, name) for name in ModelInfo.__slots__}
+    values["default_pooling"] = _POOLINGS.get(message.default_pooling, "")
+    values["prompts"] = dict(message.prompts)
+    values["models"] = list(message.models)
+    return ModelInfo(**values)
+
+
+def decode_tensor(message: pb.Tensor) -> NDArray[np.floating]:
+    """Read a tensor without copying; the array is read-only."""
+    dtype = _DTYPES[message.data_type]
+    return np.frombuffer(message.data, dtype=dtype).reshape(tuple(message.shape))
+
+
+def _decode_input_result(message: pb.InputResult) -> InputResult:
+    tensor: Callable[[str], NDArray[np.floating] | None] = lambda name: (  # noqa: E731
+        decode_tensor(getattr(message, name)) if message.HasField(name) else None
+    )
+    return InputResult(
+        num_tokens=message.num_tokens,
+        original_num_tokens=message.original_num_tokens,
+        tokens=_decode_tokens(message.tokens) if message.HasField("tokens") else None,
+        token_embeddings=tensor("token_embeddings"),
+        hidden_states=tensor("hidden_states"),
+        attention=tensor("attention"),
+    )
+
+
+def _decode_tokens(message: pb.Tokens) -> Tokens:
+    return Tokens(
+        ids=list(message.ids),
+        texts=list(message.texts),
+        char_spans=list(zip(message.char_starts, message.char_ends, strict=True)),
+        byte_spans=list(zip(message.byte_starts, message.byte_ends, strict=True)),
+        words=list(message.words),
+        sequences=list(message.sequences),
+        special=list(message.special),
+    )

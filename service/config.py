@@ -1,0 +1,108 @@
+"""ServiceConfig: each setting of the server, defined once.
+
+A flag wins over an ATTENCODE_* variable, which wins over the default. The only reader of the environment.
+May import: errors, pydantic, pydantic_settings.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict, SettingsError
+
+from service.errors import ConfigError
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0)]
+AutoCount = Count | Literal["auto"]
+
+_SERVICE_LINKS = ("ATTENCODE_SERVICE_", "ATTENCODE_PORT_")  # for a Service called attencode
+
+
+class ServiceConfig(BaseSettings):
+    """Serve a model over gRPC."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ATTENCODE_",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        cli_prog_name="attencode serve",
+        extra="forbid",
+        protected_namespaces=(),
+    )
+
+    model: CliPositionalArg[str] = Field(
+        description="Artifact folder, checkpoint folder or hub id; what is no artifact yet is exported into the cache"
+    )
+    model_name: str = Field("", description="Name that requests call it by; its id when empty")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub")
+    cache_dir: Path = Field(Path("~/.cache/attencode"), description="Where exported artifacts are kept")
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
+    port: Port = Field(50051, description="Port for gRPC; 0 for any free one")
+    metrics_port: Port | Literal["none"] = Field(9090, description="Port for Prometheus; 0 for any free one")
+    metrics_host: str = Field("", description="Address for Prometheus; as host when empty")
+    reflection: bool = Field(default=True, description="Answer gRPC server reflection")
+
+    provider: Literal["auto", "cuda", "openvino", "cpu"] = Field("auto", description="Execution provider")
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic of the model")
+    threads: AutoCount = Field("auto", description="Threads of the model; auto for every core the process may use")
+    streams: Count = Field(1, description="Batches that run side by side, sharing the threads")
+
+    max_batch_tokens: Count = Field(4096, description="Largest batch: rows times padded length")
+    max_batch_size: Count = Field(256, description="Largest batch in rows")
+    max_queue_delay_ms: Seconds = Field(0.0, description="How long a batch waits for company while the device is free")
+    max_queue_size: Count = Field(8192, description="Inputs that may wait; beyond it RESOURCE_EXHAUSTED")
+    max_inputs: Count = Field(1024, description="Inputs of one request")
+    max_message_bytes: Count = Field(64 * 2**20, description="Largest answer, in bytes")
+    max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
+    max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
+    pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
+
+    drain_delay_s: Seconds = Field(0.0, description="After SIGTERM, how long health says NOT_SERVING before calls end")
+    grace_s: Seconds = Field(30.0, description="After SIGTERM, how long accepted requests may take")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe lines to log")
+
+    @model_validator(mode="after")
+    def _expand(self) -> "ServiceConfig":
+        self.cache_dir = self.cache_dir.expanduser()
+        return self
+
+
+def parse_config(arguments: Sequence[str]) -> ServiceConfig:
+    """Read the settings from flags, the environment and defaults.
+
+    Args:
+        arguments: The command line after `attencode serve`.
+
+    Raises:
+        ConfigError: A setting is unknown or malformed; one line names it.
+        SystemExit: The flags ask for help.
+    """
+    _refuse_unknown_variables()
+    try:
+        return ServiceConfig(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+    except ValidationError as error:
+        faults = (f"{_flag(fault['loc'])}: {fault['msg']}, got {fault['input']!r}" for fault in error.errors())
+        raise ConfigError("; ".join(faults)) from error
+    except SettingsError as error:
+        raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from error
+
+
+def _refuse_unknown_variables() -> None:
+    """Refuse a misspelt ATTENCODE_* variable; those that Kubernetes makes for a Service are let pass."""
+    prefix = "ATTENCODE_"
+    known = {prefix + name.upper() for name in ServiceConfig.model_fields}
+    for name in os.environ:
+        if name.startswith(prefix) and name not in known and not name.startswith(_SERVICE_LINKS):
+            raise ConfigError(f"the environment variable {name} is no setting; `attencode serve --help` lists them")
+
+
+def _flag(location: tuple[int | str, ...]) -> str:
+    name = str(location[0]) if location else "settings"
+    return "MODEL" if name == "model" else "--" + name.replace("_", "-")

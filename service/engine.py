@@ -1,0 +1,277 @@
+"""Engine: the queue, deadlines, futures and dispatch. The only owner of concurrency.
+
+One event loop, no locks. `submit` puts a request's sequences into the waiting list and awaits their rows;
+whenever the runner has room, `batching.plan` says what runs next. A request whose caller is gone, or whose
+deadline passed, leaves the queue at once.
+May import: batching, runner, outputs, metrics, errors.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
+
+from service import metrics
+from service.batching import BatchLimits, BatchPlan, Graph, Waiting, WaitingList, pad, plan, unpad
+from service.errors import AttencodeError, DeadlineExceeded, InternalFault, QueueFull, Unavailable
+from service.outputs import Row
+from service.runner import BatchResult, Runner
+from service.tokenization import Sequence
+
+_LOG = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+_LOWEST_RATE_TOKENS_S = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A request's rows, in its sequences' order, and its slowest row's times in seconds."""
+
+    rows: list[Row]
+    queue_s: float
+    inference_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """One request on its way through the queue."""
+
+    sequences: SequenceOf[Sequence]
+    outputs: frozenset[str]
+    graph: Graph
+    done: asyncio.Future[Encoded]
+    rows: dict[int, Row] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+
+
+class Engine:
+    """Merges the sequences of all callers into batches and gives each caller its own rows back."""
+
+    def __init__(self, runner: Runner, limits: BatchLimits, *, pad_token_id: int, max_queue_size: int) -> None:
+        """Store the parts; `start` starts.
+
+        Args:
+            runner: Where batches run.
+            limits: The batching policy.
+            pad_token_id: Fills padded places.
+            max_queue_size: Waiting sequences, over all callers, before requests are refused. A request
+                that is larger by itself is still taken into an empty queue.
+        """
+        self._runner = runner
+        self._limits = limits
+        self._pad_token_id = pad_token_id
+        self._max_queue_size = max_queue_size
+        self._waiting = WaitingList()
+        self._jobs: dict[int, tuple[_Job, int]] = {}  # arrival number -> job, place in the job
+        self._numbers = count()
+        self._batches: set[asyncio.Task[None]] = set()
+        self._pump_due: asyncio.Handle | None = None
+        self._rate_tokens_s = 0.0
+        self._accepting = False
+        self.stopping = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the runner; after it, requests are taken in."""
+        await self._runner.start()
+        self._accepting = True
+
+    def refuse(self) -> None:
+        """Take no more requests in; the accepted ones go on."""
+        self._accepting = False
+        self.stopping.set()
+
+    async def stop(self) -> None:
+        """Take no more requests in, finish the accepted ones, and stop the runner."""
+        self.refuse()
+        while self._batches or self._jobs:
+            self._pump()
+            await asyncio.wait(self._batches) if self._batches else await asyncio.sleep(0)
+        await self._runner.stop()
+
+    async def submit(
+        self, sequences: SequenceOf[Sequence], outputs: frozenset[str], graph: Graph, deadline_s: float | None
+    ) -> Encoded:
+        """Run a request's sequences and give their rows back.
+
+        Args:
+            sequences: At least one.
+            outputs: Names of graph outputs, at least one.
+            graph: The graph that has them.
+            deadline_s: On the clock of `time.monotonic`; None for none.
+
+        Raises:
+            Unavailable: The engine is not started, or is stopping.
+            QueueFull: Too much waits already.
+            DeadlineExceeded: The deadline passed.
+            InternalFault: A batch failed; the log says why.
+        """
+        self._admit(len(sequences))
+        job = _Job(sequences, outputs, graph, asyncio.get_running_loop().create_future())
+        now = time.monotonic()
+        for place, sequence in enumerate(sequences):
+            number = next(self._numbers)
+            job.numbers.append(number)
+            self._jobs[number] = (job, place)
+            self._waiting.add(Waiting(number, sequence.length, graph, now))
+        self._schedule_pump()
+        try:
+            async with asyncio.timeout(None if deadline_s is None else deadline_s - now):
+                return await job.done
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed while the request waited or ran") from error
+        finally:
+            self._forget(job)
+
+    def check_accepting(self) -> None:
+        """Do nothing while requests are taken in.
+
+        Raises:
+            Unavailable: The engine is not started, or is stopping.
+        """
+        if not self._accepting:
+            raise Unavailable("the server is starting or draining; try another one, or try again")
+
+    def _admit(self, size: int) -> None:
+        """Refuse work that would wait too long."""
+        self.check_accepting()
+        if len(self._waiting) and len(self._waiting) + size > self._max_queue_size:
+            delay_s = self._waiting.tokens / max(self._rate_tokens_s, _LOWEST_RATE_TOKENS_S)
+            raise QueueFull(
+                f"{len(self._waiting)} inputs wait already, at most {self._max_queue_size} may; "
+                f"try again in {delay_s:.1f} s",
+                retry_delay_s=delay_s,
+            )
+
+    def _forget(self, job: _Job) -> None:
+        """Take what is left of a job out of the queue."""
+        for number in job.numbers:
+            self._waiting.remove(number)
+            self._jobs.pop(number, None)
+        metrics.record_queue(len(self._waiting), self._waiting.tokens)
+
+    def _schedule_pump(self, delay_s: float = 0.0) -> None:
+        """Look at the queue once the requests that arrived together are all in it."""
+        if self._pump_due is not None:
+            self._pump_due.cancel()
+        loop = asyncio.get_running_loop()
+        self._pump_due = loop.call_later(delay_s, self._pump) if delay_s else loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Start batches while the runner has room and the policy has one."""
+        while len(self._batches) < self._runner.capacity:
+            planned = plan(self._waiting, self._limits, time.monotonic())
+            if not isinstance(planned, BatchPlan):
+                if planned is not None:
+                    self._schedule_pump(planned)
+                break
+            task = asyncio.get_running_loop().create_task(self._run(planned))
+            self._batches.add(task)
+            task.add_done_callback(self._batch_done)
+        metrics.record_queue(len(self._waiting), self._waiting.tokens)
+
+    def _batch_done(self, task: asyncio.Task[None]) -> None:
+        self._batches.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            _LOG.critical("a batch's task failed outside its own error handling", exc_info=error)
+        self._schedule_pump()
+
+    async def _run(self, planned: BatchPlan) -> None:
+        """Run one planned batch and hand its rows out."""
+        taken = [self._jobs.pop(number) for number in planned.numbers]
+        oldest = self._waiting.oldest()
+        waited_s = time.monotonic() - oldest.arrived_s if oldest else 0.0
+        for number in planned.numbers:
+            self._waiting.remove(number)
+        sequences = [job.sequences[place] for job, place in taken]
+        outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
+        batch = pad(sequences, planned.graph, outputs, self._pad_token_id, self._limits)
+        tokens, computed = sum(batch.lengths), batch.input_ids.size
+        metrics.record_batch_started(len(taken), computed, tokens, waited_s)
+        try:
+            result = await self._runner.run(batch)
+        except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
+            metrics.record_batch_ended(planned.graph, "error", 0.0)
+            self._fail(taken, error)
+            return
+        metrics.record_batch_ended(planned.graph, "ok", result.inference_s)
+        self._rate_tokens_s = computed / max(result.inference_s, 1e-6)
+        self._hand_out(taken, result, waited_s)
+
+    def _hand_out(self, taken: list[tuple[_Job, int]], result: BatchResult, waited_s: float) -> None:
+        """Give each job its rows; a job that has all of them is done."""
+        for row, (job, place) in enumerate(taken):
+            length = job.sequences[place].length
+            job.rows[place] = {name: unpad(name, result.arrays[name], row, length) for name in job.outputs}
+            job.queue_s = max(job.queue_s, waited_s)
+            job.inference_s = max(job.inference_s, result.inference_s)
+            if len(job.rows) == len(job.sequences) and not job.done.done():
+                rows = [job.rows[index] for index in range(len(job.sequences))]
+                job.done.set_result(Encoded(rows, job.queue_s, job.inference_s))
+
+    def _fail(self, taken: list[tuple[_Job, int]], error: Exception) -> None:
+        """Tell each caller of a failed batch, once."""
+        if not isinstance(error, AttencodeError):
+            fault = InternalFault()
+            _LOG.error("a batch of %d inputs failed (%s)", len(taken), fault.id, exc_info=error)
+            error = fault
+        for job, _ in taken:
+            if not job.done.done():
+                job.done.set_exception(error)
+
+
+async def off_loop(work: Callable[[], Answer], *, when: bool) -> Answer:
+    """Call `work`, on a thread of its own `when` it would hold the loop up for long."""
+    return await asyncio.to_thread(work) if when else work()
+
+
+async def in_order(
+    source: AsyncIterator[Item],
+    work: Callable[[Item], Coroutine[None, None, Answer]],
+    *,
+    most: int,
+    stopping: asyncio.Event,
+) -> AsyncIterator[Answer]:
+    """Work on many items of a stream at once and yield the answers in the items' order.
+
+    Args:
+        source: The items; the next one is read only while fewer than `most` are unanswered.
+        work: Answers one item; must not raise.
+        most: Items in work, or answered and not yet taken.
+        stopping: Once set, no more items are read; those that were read are still answered.
+    """
+    pending: deque[asyncio.Task[Answer]] = deque()
+    stop = asyncio.ensure_future(stopping.wait())
+    reader: asyncio.Task[Item] | None = None
+    reading = True
+    try:
+        while pending or reading:
+            if reading and reader is None and len(pending) < most:
+                reader = asyncio.ensure_future(_next(source))
+            waited = {task for task in (reader, pending[0] if pending else None, stop if reading else None) if task}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if reader is not None and reader.done():
+                try:
+                    pending.append(asyncio.ensure_future(work(reader.result())))
+                except StopAsyncIteration:
+                    reading = False
+                reader = None
+            reading = reading and not stop.done()
+            while pending and pending[0].done():
+                yield pending.popleft().result()
+    finally:
+        for task in (*pending, reader, stop):
+            if task is not None:
+                task.cancel()
+
+
+async def _next(source: AsyncIterator[Item]) -> Item:
+    return await anext(source)

@@ -1,0 +1,81 @@
+"""Everything that can go wrong, each with the gRPC status that a caller sees.
+
+    AttencodeError
+    ├── InvalidRequest     INVALID_ARGUMENT     the request must change; the message says how
+    ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
+    ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
+    ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
+    ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
+    └── StartupError       (no status)          the server does not start
+        ├── ConfigError      a setting
+        ├── ArtifactError    the artifact folder
+        └── ProviderError    the execution provider
+
+May import: grpc.
+"""
+
+import secrets
+
+import grpc
+
+
+class AttencodeError(Exception):
+    """Base of every error that attencode raises on purpose."""
+
+    status = grpc.StatusCode.INTERNAL
+
+
+class InvalidRequest(AttencodeError):
+    """Report a request that cannot be answered as it is."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class QueueFull(AttencodeError):
+    """Report that no more work is taken in at the moment."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_delay_s: float) -> None:
+        """Keep the time, in seconds, after which trying again may succeed."""
+        super().__init__(message)
+        self.retry_delay_s = retry_delay_s
+
+
+class DeadlineExceeded(AttencodeError):
+    """Report that the caller's deadline passed before the answer was there."""
+
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Unavailable(AttencodeError):
+    """Report that this server does not take requests now; another one may."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+
+
+class InternalFault(AttencodeError):
+    """Report a fault of ours without its details; the id finds them in the log."""
+
+    status = grpc.StatusCode.INTERNAL
+
+    def __init__(self, message: str = "") -> None:
+        """Draw an id and write the message; a client passes the message that it was sent."""
+        self.id = secrets.token_hex(6)
+        super().__init__(message or f"internal error {self.id}; the server's log has the details under this id")
+
+
+class StartupError(AttencodeError):
+    """Report what keeps the server from starting."""
+
+
+class ConfigError(StartupError):
+    """Report a setting that is unknown, malformed or at odds with another one."""
+
+
+class ArtifactError(StartupError):
+    """Report an artifact folder that is not whole."""
+
+
+class ProviderError(StartupError):
+    """Report an execution provider that was asked for and cannot run."""

@@ -1,0 +1,306 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRUNCATION_UNSPECIFIED: _ClassVar[Truncation]
+    TRUNCATION_RIGHT: _ClassVar[Truncation]
+    TRUNCATION_LEFT: _ClassVar[Truncation]
+    TRUNCATION_OFF: _ClassVar[Truncation]
+
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_UNSPECIFIED: _ClassVar[Pooling]
+    POOLING_CLS: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_MAX: _ClassVar[Pooling]
+    POOLING_LAST: _ClassVar[Pooling]
+
+class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DATA_TYPE_UNSPECIFIED: _ClassVar[DataType]
+    DATA_TYPE_FLOAT32: _ClassVar[DataType]
+    DATA_TYPE_FLOAT16: _ClassVar[DataType]
+TRUNCATION_UNSPECIFIED: Truncation
+TRUNCATION_RIGHT: Truncation
+TRUNCATION_LEFT: Truncation
+TRUNCATION_OFF: Truncation
+POOLING_UNSPECIFIED: Pooling
+POOLING_CLS: Pooling
+POOLING_MEAN: Pooling
+POOLING_MAX: Pooling
+POOLING_LAST: Pooling
+DATA_TYPE_UNSPECIFIED: DataType
+DATA_TYPE_FLOAT32: DataType
+DATA_TYPE_FLOAT16: DataType
+
+class Input(_message.Message):
+    __slots__ = ("text", "pair", "token_ids")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    pair: TextPair
+    token_ids: TokenIds
+    def __init__(self, text: _Optional[str] = ..., pair: _Optional[_Union[TextPair, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+
+class TextPair(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: str
+    second: str
+    def __init__(self, first: _Optional[str] = ..., second: _Optional[str] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids", "token_type_ids")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TYPE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    token_type_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., token_type_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PooledOptions(_message.Message):
+    __slots__ = ("pooling", "normalize", "dimensions")
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    pooling: Pooling
+    normalize: bool
+    dimensions: int
+    def __init__(self, pooling: _Optional[_Union[Pooling, str]] = ..., normalize: bool = ..., dimensions: _Optional[int] = ...) -> None: ...
+
+class TokenEmbeddingsOptions(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HiddenStatesOptions(_message.Message):
+    __slots__ = ("layers",)
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AttentionOptions(_message.Message):
+    __slots__ = ("layers", "heads")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    heads: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("shape", "data_type", "data")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data_type: DataType
+    data: bytes
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., data_type: _Optional[_Union[DataType, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class EncodeRequest(_message.Message):
+    __slots__ = ("model", "inputs", "truncation", "prompt_name", "pooled", "token_embeddings", "hidden_states", "attention", "tokens", "data_type")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    truncation: Truncation
+    prompt_name: str
+    pooled: PooledOptions
+    token_embeddings: TokenEmbeddingsOptions
+    hidden_states: HiddenStatesOptions
+    attention: AttentionOptions
+    tokens: bool
+    data_type: DataType
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., prompt_name: _Optional[str] = ..., pooled: _Optional[_Union[PooledOptions, _Mapping]] = ..., token_embeddings: _Optional[_Union[TokenEmbeddingsOptions, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStatesOptions, _Mapping]] = ..., attention: _Optional[_Union[AttentionOptions, _Mapping]] = ..., tokens: bool = ..., data_type: _Optional[_Union[DataType, str]] = ...) -> None: ...
+
+class EncodeResponse(_message.Message):
+    __slots__ = ("pooled", "results", "timings", "model", "model_digest")
+    POOLED_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    pooled: Tensor
+    results: _containers.RepeatedCompositeFieldContainer[InputResult]
+    timings: Timings
+    model: str
+    model_digest: str
+    def __init__(self, pooled: _Optional[_Union[Tensor, _Mapping]] = ..., results: _Optional[_Iterable[_Union[InputResult, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class InputResult(_message.Message):
+    __slots__ = ("num_tokens", "original_num_tokens", "truncated", "tokens", "token_embeddings", "hidden_states", "attention")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    original_num_tokens: int
+    truncated: bool
+    tokens: Tokens
+    token_embeddings: Tensor
+    hidden_states: Tensor
+    attention: Tensor
+    def __init__(self, num_tokens: _Optional[int] = ..., original_num_tokens: _Optional[int] = ..., truncated: bool = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., token_embeddings: _Optional[_Union[Tensor, _Mapping]] = ..., hidden_states: _Optional[_Union[Tensor, _Mapping]] = ..., attention: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("ids", "texts", "char_starts", "char_ends", "byte_starts", "byte_ends", "words", "sequences", "special")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CHAR_STARTS_FIELD_NUMBER: _ClassVar[int]
+    CHAR_ENDS_FIELD_NUMBER: _ClassVar[int]
+    BYTE_STARTS_FIELD_NUMBER: _ClassVar[int]
+    BYTE_ENDS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    char_starts: _containers.RepeatedScalarFieldContainer[int]
+    char_ends: _containers.RepeatedScalarFieldContainer[int]
+    byte_starts: _containers.RepeatedScalarFieldContainer[int]
+    byte_ends: _containers.RepeatedScalarFieldContainer[int]
+    words: _containers.RepeatedScalarFieldContainer[int]
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    special: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ..., char_starts: _Optional[_Iterable[int]] = ..., char_ends: _Optional[_Iterable[int]] = ..., byte_starts: _Optional[_Iterable[int]] = ..., byte_ends: _Optional[_Iterable[int]] = ..., words: _Optional[_Iterable[int]] = ..., sequences: _Optional[_Iterable[int]] = ..., special: _Optional[_Iterable[bool]] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("tokenize_seconds", "queue_seconds", "inference_seconds", "total_seconds")
+    TOKENIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    INFERENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    tokenize_seconds: float
+    queue_seconds: float
+    inference_seconds: float
+    total_seconds: float
+    def __init__(self, tokenize_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., inference_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
+
+class EncodeStreamRequest(_message.Message):
+    __slots__ = ("id", "request")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    request: EncodeRequest
+    def __init__(self, id: _Optional[int] = ..., request: _Optional[_Union[EncodeRequest, _Mapping]] = ...) -> None: ...
+
+class EncodeStreamResponse(_message.Message):
+    __slots__ = ("id", "response", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    response: EncodeResponse
+    error: Error
+    def __init__(self, id: _Optional[int] = ..., response: _Optional[_Union[EncodeResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "retry_delay_seconds")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    retry_delay_seconds: float
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("model", "inputs", "truncation", "prompt_name")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    inputs: _containers.RepeatedCompositeFieldContainer[Input]
+    truncation: Truncation
+    prompt_name: str
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., prompt_name: _Optional[str] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("results", "model", "model_digest")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[InputResult]
+    model: str
+    model_digest: str
+    def __init__(self, results: _Optional[_Iterable[_Union[InputResult, _Mapping]]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class GetModelResponse(_message.Message):
+    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models")
+    class PromptsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIDDEN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ATTENTION_HEADS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_POOLING_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_REASON_FIELD_NUMBER: _ClassVar[int]
+    MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_digest: str
+    model_id: str
+    revision: str
+    family: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    vocab_size: int
+    num_parameters: int
+    max_tokens: int
+    default_pooling: Pooling
+    default_normalize: bool
+    default_prompt_name: str
+    prompts: _containers.ScalarMap[str, str]
+    provider: str
+    precision: str
+    provider_reason: str
+    max_inputs: int
+    max_message_bytes: int
+    server_version: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...

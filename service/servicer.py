@@ -1,0 +1,245 @@
+"""Servicer: the RPC methods. The only place where an error becomes a status.
+
+Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
+May import: pb (through codec), codec, engine, outputs, tokenization, metrics, request, errors, grpc.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from service import codec, metrics
+from service.artifact import Artifact
+from service.engine import Engine, in_order, off_loop
+from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull
+from service.outputs import check_answer_size, select
+from service.pb import encoder_pb2 as pb
+from service.request import EncodeResult, InputResult, ModelInfo, Timings, TokenizeRequest, TokenizeResult
+from service.tokenization import Sequence, TextTokenizer
+
+_LOG = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
+# Texts and answers beyond these sizes are worked on beside the event loop, which they would hold up for
+# longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
+_INLINE_TEXT_BYTES = 16_384
+_INLINE_ANSWER_BYTES = 1_000_000
+
+Context: TypeAlias = grpc.aio.ServicerContext
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may be.
+
+    Attributes:
+        max_inputs: Inputs.
+        max_message_bytes: Bytes of an answer's tensors.
+        max_stream_requests: Unanswered requests of one stream.
+    """
+
+    max_inputs: int
+    max_message_bytes: int
+    max_stream_requests: int
+
+
+class EncoderServicer:
+    """Answers the contract's methods for one model."""
+
+    def __init__(
+        self, artifact: Artifact, tokenizer: TextTokenizer, engine: Engine, limits: RequestLimits, info: ModelInfo
+    ) -> None:
+        """Store the parts."""
+        self._artifact = artifact
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._limits = limits
+        self._info = info
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Give the handlers to add to a server."""
+        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        methods = {
+            "Encode": unary(self._unary("Encode", self._encode)),
+            "Tokenize": unary(self._unary("Tokenize", self._tokenize)),
+            "GetModel": unary(self._unary("GetModel", self._get_model)),
+            "EncodeStream": stream(self._encode_stream),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
+
+    def _unary(
+        self, method: str, answer: Callable[[bytes, float | None], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """Wrap a method: time it, count it, and turn its errors into statuses."""
+
+        async def handle(data: bytes, context: Context) -> bytes:
+            try:
+                return await _counted(method, answer(data, _deadline_s(context)))
+            except AttencodeError as error:
+                await _abort(context, error)
+                raise
+
+        return handle
+
+    async def _encode(self, data: bytes, deadline_s: float | None) -> bytes:
+        started = time.monotonic()
+        message = codec.parse(pb.EncodeRequest, data)
+        return await self._encode_message(message, deadline_s, started, _serialize)
+
+    async def _encode_message(
+        self,
+        message: pb.EncodeRequest,
+        deadline_s: float | None,
+        started: float,
+        finish: Callable[[pb.EncodeResponse], Answer],
+    ) -> Answer:
+        """Answer one parsed request; `finish` turns the message into what is sent."""
+        request = codec.decode_encode_request(message)
+        self._check(request)
+        selection = select(request.outputs, self._artifact)
+        sequences, tokenize_s = await self._sequences(request, describe=request.outputs.by_token)
+        lengths = [sequence.length for sequence in sequences]
+        check_answer_size(selection, request, lengths, self._limits.max_message_bytes)
+        if selection.graph_outputs:
+            encoded = await self._engine.submit(sequences, selection.graph_outputs, selection.graph, deadline_s)
+            rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
+        else:
+            rows, queue_s, inference_s = [{}] * len(sequences), 0.0, 0.0
+
+        def build() -> Answer:
+            results = [selection.result(sequence, row) for sequence, row in zip(sequences, rows, strict=True)]
+            timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - started)
+            pooled = selection.pooled(rows)
+            result = EncodeResult(pooled, results, timings, self._info.model, self._artifact.digest)
+            return finish(codec.encode_encode_result(result))
+
+        return await off_loop(build, when=selection.answer_bytes(lengths) > _INLINE_ANSWER_BYTES)
+
+    async def _tokenize(self, data: bytes, _deadline_s: float | None) -> bytes:
+        request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
+        self._check(request)
+        sequences, _ = await self._sequences(request, describe=True)
+        results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
+        result = TokenizeResult(results, self._info.model, self._artifact.digest)
+        return _serialize(codec.encode_tokenize_result(result))
+
+    async def _get_model(self, data: bytes, _deadline_s: float | None) -> bytes:
+        request = codec.parse(pb.GetModelRequest, data)
+        self._check_model(request.model)
+        return _serialize(codec.encode_model_info(self._info))
+
+    async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Answer a stream's items in order; an item's error is its own answer."""
+
+        async def answer(data: bytes) -> bytes:
+            item = pb.EncodeStreamResponse()
+            try:
+                started = time.monotonic()
+                message = codec.parse(pb.EncodeStreamRequest, data)
+                item.id = message.id
+                work = self._encode_message(message.request, _deadline_s(context), started, lambda response: response)
+                item.response.CopyFrom(await _counted("EncodeStream", work))
+            except AttencodeError as error:
+                item.error.CopyFrom(codec.encode_error(error))
+            return item.SerializeToString()
+
+        most, stopping = self._limits.max_stream_requests, self._engine.stopping
+        async for message in in_order(requests, answer, most=most, stopping=stopping):
+            yield message
+        if stopping.is_set():
+            try:
+                self._engine.check_accepting()
+            except AttencodeError as error:
+                await _abort(context, error)
+
+    async def _sequences(self, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:
+        """Tokenize a request's inputs; returns the sequences and the seconds it took."""
+        started = time.perf_counter()
+        large = _text_bytes(request) > _INLINE_TEXT_BYTES
+        sequences = await off_loop(lambda: self._tokenizer.tokenize(request, describe=describe), when=large)
+        seconds = time.perf_counter() - started
+        truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
+        metrics.record_tokenized(len(sequences), sum(item.length for item in sequences), truncated, seconds)
+        return sequences, seconds
+
+    def _check(self, request: TokenizeRequest) -> None:
+        """Refuse what needs no tokenizer to be refused."""
+        self._engine.check_accepting()
+        self._check_model(request.model)
+        if not request.inputs:
+            raise InvalidRequest("the request has no inputs; send at least one")
+        if len(request.inputs) > self._limits.max_inputs:
+            raise InvalidRequest(
+                f"the request has {len(request.inputs)} inputs, more than this server's {self._limits.max_inputs}; "
+                "send several requests, for instance over EncodeStream"
+            )
+
+    def _check_model(self, name: str) -> None:
+        if name not in ("", self._info.model):
+            raise InvalidRequest(f"model {name!r} is not served here; served: {', '.join(self._info.models)}")
+
+
+async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:
+    """Await an answer, count it with its status, and hide what is not the caller's business."""
+    started = time.perf_counter()
+    code = "CANCELLED"
+    metrics.REQUESTS_IN_FLIGHT.inc()
+    try:
+        result = await answer
+        code = "OK"
+        return result
+    except AttencodeError as error:
+        code = error.status.name
+        raise
+    except Exception as error:
+        fault = InternalFault()
+        code = fault.status.name
+        _LOG.exception("%s failed (%s)", method, fault.id)
+        raise fault from error
+    finally:
+        metrics.REQUESTS_IN_FLIGHT.dec()
+        metrics.record_request(method, code, time.perf_counter() - started)
+
+
+async def _abort(context: Context, error: AttencodeError) -> None:
+    """End a call with an error's status, message and, where trying again helps, its delay."""
+    trailing: tuple[tuple[str, str | bytes], ...] = ()
+    if isinstance(error, QueueFull):
+        delay = Duration()
+        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
+        detail = AnyMessage()
+        detail.Pack(RetryInfo(retry_delay=delay))
+        status = Status(code=error.status.value[0], message=str(error), details=[detail])
+        trailing = (
+            ("grpc-status-details-bin", status.SerializeToString()),
+            ("attencode-retry-delay-seconds", f"{error.retry_delay_s:.3f}"),  # the same for plain eyes
+        )
+    await context.abort(error.status, str(error), trailing)
+
+
+def _deadline_s(context: Context) -> float | None:
+    """Give a call's deadline on the clock of `time.monotonic`."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else time.monotonic() + remaining_s
+
+
+def _serialize(message: object) -> bytes:
+    data: bytes = message.SerializeToString()  # type: ignore[attr-defined]
+    return data
+
+
+def _text_bytes(request: TokenizeRequest) -> int:
+    """Estimate the size of a request's texts, in characters."""
+    total = 0
+    for item in request.inputs:
+        total += len(getattr(item, "text", "")) + len(getattr(item, "pair", None) or "")
+    return total

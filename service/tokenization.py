@@ -1,0 +1,263 @@
+"""Tokenization: texts to token sequences with offsets, and the policy on length.
+
+The tokenizer is Hugging Face's `tokenizers`, run without truncation and padding: which tokens stay is
+decided here, so that the original length is known and special tokens are kept whatever the family's
+template. No I/O after construction; calls release the interpreter lock and may run on any thread.
+May import: artifact, request, errors, tokenizers, numpy.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from service.artifact import Artifact
+from service.errors import ArtifactError, InvalidRequest
+from service.request import TextInput, TokenIdsInput, TokenizeRequest, Tokens, Truncation
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One tokenized input, special tokens included, no padding.
+
+    Attributes:
+        input_ids: (tokens,) int64.
+        token_type_ids: (tokens,) int64, or None for all 0.
+        original_length: Tokens before truncation.
+        tokens: Their description, None unless it was asked for.
+    """
+
+    input_ids: NDArray[np.int64]
+    token_type_ids: NDArray[np.int64] | None
+    original_length: int
+    tokens: Tokens | None
+
+    @property
+    def length(self) -> int:
+        """Count the tokens."""
+        return len(self.input_ids)
+
+
+class TextTokenizer:
+    """One artifact's tokenizer with its length policy and prompts."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        """Load `tokenizer.json`.
+
+        Raises:
+            ArtifactError: It cannot be loaded.
+        """
+        try:
+            self._tokenizer = Tokenizer.from_file(str(artifact.folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ArtifactError(f"the tokenizer of {artifact.folder} cannot be loaded: {error}") from error
+        self._artifact = artifact
+        # What the template puts around one text: the special tokens before and after nothing.
+        template = self._tokenizer.encode("x")
+        special = [sequence is None for sequence in template.sequence_ids]
+        first_content = special.index(False) if False in special else len(special)
+        self._prefix = template.ids[:first_content]
+        self._suffix = template.ids[len(special) - special[::-1].index(False) :] if False in special else []
+
+    def tokenize(self, request: TokenizeRequest, *, describe: bool) -> list[Sequence]:
+        """Tokenize a request's inputs, in their order.
+
+        Args:
+            request: Inputs, truncation and prompt.
+            describe: Whether each sequence carries its `Tokens`.
+
+        Raises:
+            InvalidRequest: An input that is empty, too long with truncation off, or holds token ids that
+                the model cannot take; an unknown prompt.
+        """
+        prompt = self._prompt(request)
+        texts = [item for item in request.inputs if isinstance(item, TextInput)]
+        batch = [prompt + item.text if item.pair is None else (prompt + item.text, item.pair) for item in texts]
+        encode = self._tokenizer.encode_batch if describe else self._tokenizer.encode_batch_fast
+        encodings = iter(encode(batch) if batch else [])
+        described = prompt if describe else None
+        sequences = []
+        for number, item in enumerate(request.inputs):
+            if isinstance(item, TextInput):
+                sequence = self._from_text(number, item, next(encodings), request.truncation, described)
+            else:
+                sequence = self._from_ids(number, item, request.truncation, describe=describe)
+            sequences.append(sequence)
+        return sequences
+
+    def _prompt(self, request: TokenizeRequest) -> str:
+        name = request.prompt_name
+        if name is None:
+            name = self._artifact.default_prompt_name or ""
+            if any(isinstance(item, TokenIdsInput) for item in request.inputs):
+                name = ""
+        if not name:
+            return ""
+        if name not in self._artifact.prompts:
+            known = ", ".join(sorted(self._artifact.prompts)) or "none"
+            raise InvalidRequest(f"prompt_name {name!r} is unknown; this model's prompts: {known}")
+        if any(isinstance(item, TokenIdsInput) for item in request.inputs):
+            raise InvalidRequest(f"prompt_name {name!r} goes with texts; leave it out, or send texts, not token ids")
+        return self._artifact.prompts[name]
+
+    def _from_text(
+        self, number: int, item: TextInput, encoding: Encoding, truncation: Truncation, described: str | None
+    ) -> Sequence:
+        """Turn an encoding into a sequence; `described` is the prompt when tokens are to be described."""
+        if not item.text or item.pair == "":
+            raise InvalidRequest(f"input {number} is empty; send some text, or leave the input out")
+        length = len(encoding)
+        special = len(self._prefix) + len(self._suffix)
+        whole = item.pair is None and special < length <= self._artifact.max_tokens
+        kept = range(length) if whole else self._kept(number, encoding, item, truncation)
+        ids = np.array(encoding.ids, dtype=np.int64)
+        types = None if item.pair is None else np.array(encoding.type_ids, dtype=np.int64)
+        if len(kept) < length:
+            ids, types = ids[kept], types if types is None else types[kept]
+        tokens = None if described is None else _describe(item, encoding, kept, prompt_chars=len(described))
+        return Sequence(ids, types, length, tokens)
+
+    def _kept(self, number: int, encoding: Encoding, item: TextInput, truncation: Truncation) -> SequenceOf[int]:
+        """List the places that stay after truncation, special tokens among them."""
+        owners = encoding.sequence_ids
+        special = [place for place, owner in enumerate(owners) if owner is None]
+        first = [place for place, owner in enumerate(owners) if owner == 0]
+        second = [place for place, owner in enumerate(owners) if owner == 1]
+        if not first or (item.pair is not None and not second):
+            raise InvalidRequest(
+                f"input {number} has no token: white space and control characters alone encode nothing; "
+                "send some text, or leave the input out"
+            )
+        maximum = self._artifact.max_tokens
+        if len(owners) > maximum:
+            _refuse_if_off(number, len(owners), maximum, truncation)
+            keep_first, keep_second = _longest_first(len(first), len(second), maximum - len(special))
+            first, second = _cut(first, keep_first, truncation), _cut(second, keep_second, truncation)
+        return sorted(special + first + second)
+
+    def _from_ids(self, number: int, item: TokenIdsInput, truncation: Truncation, *, describe: bool) -> Sequence:
+        ids, types = list(item.ids), list(item.token_type_ids) if item.token_type_ids else None
+        self._check_ids(number, ids, types)
+        length, maximum = len(ids), self._artifact.max_tokens
+        if length > maximum:
+            _refuse_if_off(number, length, maximum, truncation)
+            head, tail = len(self._prefix), len(self._suffix)
+            content = _cut(list(range(head, length - tail)), maximum - head - tail, truncation)
+            kept = [*range(head), *content, *range(length - tail, length)]
+            ids = [ids[place] for place in kept]
+            types = types and [types[place] for place in kept]
+        tokens = self._describe_ids(ids) if describe else None
+        return Sequence(
+            np.array(ids, dtype=np.int64), np.array(types, dtype=np.int64) if types else None, length, tokens
+        )
+
+    def _check_ids(self, number: int, ids: list[int], types: list[int] | None) -> None:
+        """Refuse token ids that the tokenizer could not have made."""
+        vocabulary, segments = self._artifact.vocab_size, self._artifact.type_vocab_size
+        head, tail = self._prefix, self._suffix
+        if not ids:
+            raise InvalidRequest(f"input {number} has no token ids; send at least one token beside the special ones")
+        if max(ids) >= vocabulary:
+            raise InvalidRequest(f"input {number}: token id {max(ids)} is outside the vocabulary of {vocabulary}")
+        if self._artifact.pad_token_id in ids:
+            raise InvalidRequest(
+                f"input {number} holds the padding token {self._artifact.pad_token_id}; "
+                "leave padding out, the server pads by itself"
+            )
+        if ids[: len(head)] != head or ids[len(ids) - len(tail) :] != tail:
+            raise InvalidRequest(
+                f"input {number}: token ids must begin with {self._named(head)} and end with {self._named(tail)}, "
+                "as Tokenize returns them"
+            )
+        if len(ids) <= len(head) + len(tail):
+            raise InvalidRequest(f"input {number} has special tokens alone; send at least one other token")
+        if types and len(types) != len(ids):
+            raise InvalidRequest(
+                f"input {number} has {len(ids)} ids and {len(types)} token_type_ids; send as many, or none"
+            )
+        if types and max(types) >= segments:
+            raise InvalidRequest(f"input {number}: token_type_id {max(types)} must be below {segments}")
+
+    def _named(self, ids: list[int]) -> str:
+        return " ".join(f"{token} ({self._tokenizer.id_to_token(token)})" for token in ids) or "any token"
+
+    def _describe_ids(self, ids: list[int]) -> Tokens:
+        """Describe given token ids: without a text there are no spans and no words."""
+        places = range(len(ids))
+        head, tail = len(self._prefix), len(ids) - len(self._suffix)
+        special = [place < head or place >= tail for place in places]
+        texts = [self._tokenizer.id_to_token(token) or "" for token in ids]
+        nowhere = [(0, 0)] * len(ids)
+        owners = [-1 if is_special else 0 for is_special in special]
+        return Tokens(ids, texts, nowhere, nowhere, [-1] * len(ids), owners, special)
+
+
+def _refuse_if_off(number: int, length: int, maximum: int, truncation: Truncation) -> None:
+    if truncation == "off":
+        raise InvalidRequest(
+            f"input {number}: sequence of {length} tokens exceeds the model's {maximum}; set truncation, or shorten it"
+        )
+
+
+def _longest_first(first: int, second: int, budget: int) -> tuple[int, int]:
+    """Share a budget of tokens between two texts: the longer one loses first, ties in favour of the second.
+
+    The rule and its rounding are those of Hugging Face's `longest_first`.
+    """
+    if first + second <= budget:
+        return first, second
+    half = budget // 2
+    shorter = min(first, second)
+    if shorter <= half:
+        return (first, budget - first) if first <= second else (budget - second, second)
+    return (half, budget - half) if first <= second else (budget - half, half)
+
+
+def _cut(places: list[int], keep: int, truncation: Truncation) -> list[int]:
+    """Keep so many places, from the end that truncation spares."""
+    return places[:keep] if truncation == "right" else places[len(places) - keep :]
+
+
+def _describe(item: TextInput, encoding: Encoding, kept: SequenceOf[int], prompt_chars: int) -> Tokens:
+    """Describe the kept tokens; spans and words count from the caller's text, not from the prompt."""
+    owners, offsets, words = encoding.sequence_ids, encoding.offsets, encoding.word_ids
+    byte_offsets = (_byte_offsets(item.text), _byte_offsets(item.pair or ""))
+    prompt_words = [
+        word
+        for owner, (_, end), word in zip(owners, offsets, words, strict=True)
+        if prompt_chars and owner == 0 and end <= prompt_chars and word is not None
+    ]
+    first_word = max(prompt_words, default=-1) + 1
+    char_spans, byte_spans, numbers = [], [], []
+    for place in kept:
+        owner, (start, end), word = owners[place], offsets[place], words[place]
+        if owner == 0:
+            start, end, word = max(start - prompt_chars, 0), max(end - prompt_chars, 0), word and word - first_word
+        if owner is None or start == end:
+            start, end, word, owner = 0, 0, None, owner or 0
+        in_bytes = byte_offsets[owner]
+        char_spans.append((start, end))
+        byte_spans.append((start, end) if in_bytes is None else (int(in_bytes[start]), int(in_bytes[end])))
+        numbers.append(-1 if word is None else max(word, 0))
+    ids, texts = encoding.ids, encoding.tokens
+    sequences: list[int] = [-1 if owners[place] is None else owners[place] for place in kept]
+    return Tokens(
+        ids=[ids[place] for place in kept],
+        texts=[texts[place] for place in kept],
+        char_spans=char_spans,
+        byte_spans=byte_spans,
+        words=numbers,
+        sequences=sequences,
+        special=[owner == -1 for owner in sequences],
+    )
+
+
+def _byte_offsets(text: str) -> NDArray[np.int64] | None:
+    """Give the byte offset of every code point and of the end; None when both counts are the same."""
+    if text.isascii():
+        return None
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    widths = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)  # RFC 3629, section 3
+    return np.concatenate(([0], widths.cumsum()))
