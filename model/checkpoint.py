@@ -8,6 +8,7 @@ May import: config, encoder, errors, torch, safetensors.
 
 import json
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 def _load_pickle(path: Path) -> dict[str, Tensor]:
     """Read a `.bin` file, refusing any code in it."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # pickle, zipfile and torch raise many kinds for damaged or refused bytes
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{path} is not a readable weights file: {reason}") from error

@@ -150,7 +150,7 @@ class EncoderServicer:
                 item.response.CopyFrom(await _counted("EncodeStream", work))
             except AttencodeError as error:
                 item.error.CopyFrom(codec.encode_error(error))
-            return item.SerializeToString()
+            return _serialize(item)
 
         most, stopping = self._limits.max_stream_requests, self._engine.stopping
         async for message in in_order(requests, answer, most=most, stopping=stopping):
