@@ -184,7 +184,8 @@ class Client:
 
         The whole stream has no deadline. Leaving the loop early ends it.
         """
-        call = self._stub.EncodeStream(_stream_items(requests))
+        items = _StreamItems(requests)
+        call = self._stub.EncodeStream(iter(items))
         try:
             for message in call:
                 yield _stream_answer(message)
@@ -192,6 +193,7 @@ class Client:
             raise _error(error) from error
         finally:
             call.cancel()
+        items.raise_fault()
 
     def tokenize(
         self,
@@ -265,8 +267,8 @@ class AsyncClient:
         self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]
     ) -> AsyncIterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order."""
-        items = _async_stream_items(requests) if isinstance(requests, AsyncIterable) else _stream_items(requests)
-        call = self._stub.EncodeStream(items)
+        items = _StreamItems(requests)
+        call = self._stub.EncodeStream(aiter(items))
         try:
             async for message in call:
                 yield _stream_answer(message)
@@ -274,6 +276,7 @@ class AsyncClient:
             raise _error(error) from error
         finally:
             call.cancel()
+        items.raise_fault()
 
     async def tokenize(
         self,
@@ -347,15 +350,43 @@ def _numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
         raise InvalidRequest(f"{name} must be True, a number or a list of numbers, got {chosen!r}") from error
 
 
-def _stream_items(requests: Iterable[EncodeRequest]) -> Iterator[pb.EncodeStreamRequest]:
-    for number, request in zip(count(), requests, strict=False):
-        yield pb.EncodeStreamRequest(id=number, request=codec.encode_encode_request(request))
+class _StreamItems:
+    """A stream's requests as numbered messages, for either client.
+
+    gRPC reads them where an exception would be lost, so the first one ends the stream and is kept.
+    """
+
+    def __init__(self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]) -> None:
+        self._requests = requests
+        self._fault: Exception | None = None
+
+    def raise_fault(self) -> None:
+        """Raise what the caller's own requests raised."""
+        if self._fault is not None:
+            raise self._fault
+
+    def __iter__(self) -> Iterator[pb.EncodeStreamRequest]:
+        try:
+            for number, request in enumerate(self._requests):  # type: ignore[arg-type]
+                yield _stream_item(number, request)
+        except Exception as error:  # noqa: BLE001 - raised again by raise_fault
+            self._fault = error
+
+    async def __aiter__(self) -> AsyncIterator[pb.EncodeStreamRequest]:
+        if not isinstance(self._requests, AsyncIterable):
+            for item in self:
+                yield item
+            return
+        try:
+            numbers = count()
+            async for request in self._requests:
+                yield _stream_item(next(numbers), request)
+        except Exception as error:  # noqa: BLE001 - raised again by raise_fault
+            self._fault = error
 
 
-async def _async_stream_items(requests: AsyncIterable[EncodeRequest]) -> AsyncIterator[pb.EncodeStreamRequest]:
-    numbers = count()
-    async for request in requests:
-        yield pb.EncodeStreamRequest(id=next(numbers), request=codec.encode_encode_request(request))
+def _stream_item(number: int, request: EncodeRequest) -> pb.EncodeStreamRequest:
+    return pb.EncodeStreamRequest(id=number, request=codec.encode_encode_request(request))
 
 
 def _stream_answer(message: pb.EncodeStreamResponse) -> EncodeResult | AttencodeError:

@@ -5,9 +5,9 @@ May import: errors, pydantic, pydantic_settings.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict, SettingsError
@@ -37,7 +37,8 @@ class ServiceConfig(BaseSettings):
     )
 
     model: CliPositionalArg[str] = Field(
-        description="Artifact folder, checkpoint folder or hub id; what is no artifact yet is exported into the cache"
+        "",
+        description="Artifact folder, checkpoint folder or hub id; what is no artifact yet is exported into the cache",
     )
     model_name: str = Field("", description="Name that requests call it by; its id when empty")
     revision: str | None = Field(None, description="Branch, tag or commit on the hub")
@@ -69,7 +70,9 @@ class ServiceConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe lines to log")
 
     @model_validator(mode="after")
-    def _expand(self) -> "ServiceConfig":
+    def _check(self) -> Self:
+        if not self.model:
+            raise ValueError("MODEL is missing: give an artifact folder, a checkpoint folder or a hub id")
         self.cache_dir = self.cache_dir.expanduser()
         return self
 
@@ -88,8 +91,7 @@ def parse_config(arguments: Sequence[str]) -> ServiceConfig:
     try:
         return ServiceConfig(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
     except ValidationError as error:
-        faults = (f"{_flag(fault['loc'])}: {fault['msg']}, got {fault['input']!r}" for fault in error.errors())
-        raise ConfigError("; ".join(faults)) from error
+        raise ConfigError("; ".join(map(_fault, error.errors()))) from error
     except SettingsError as error:
         raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from error
 
@@ -103,6 +105,11 @@ def _refuse_unknown_variables() -> None:
             raise ConfigError(f"the environment variable {name} is no setting; `attencode serve --help` lists them")
 
 
-def _flag(location: tuple[int | str, ...]) -> str:
-    name = str(location[0]) if location else "settings"
-    return "MODEL" if name == "model" else "--" + name.replace("_", "-")
+def _fault(fault: Mapping[str, Any]) -> str:
+    """Say in a few words what is wrong with one setting."""
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if not fault["loc"]:
+        return message
+    name = str(fault["loc"][0])
+    flag = "MODEL" if name == "model" else "--" + name.replace("_", "-")
+    return f"{flag}: {message}, got {fault['input']!r}"

@@ -89,12 +89,16 @@ class Engine:
         self._accepting = False
         self.stopping.set()
 
-    async def stop(self) -> None:
-        """Take no more requests in, finish the accepted ones, and stop the runner."""
+    async def finish(self, within_s: float) -> None:
+        """Take no more requests in, and wait until the accepted ones are done or the time is up."""
         self.refuse()
-        while self._batches or self._jobs:
-            self._pump()
-            await asyncio.wait(self._batches) if self._batches else await asyncio.sleep(0)
+        end_s = time.monotonic() + within_s
+        while (self._batches or self._jobs) and (rest_s := end_s - time.monotonic()) > 0:
+            await asyncio.wait(self._batches, timeout=rest_s) if self._batches else await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        """Refuse requests and stop the runner, which ends the batch that it is in."""
+        self.refuse()
         await self._runner.stop()
 
     async def submit(

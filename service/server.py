@@ -37,6 +37,7 @@ LIVENESS = "liveness"
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_LINGER_S = 0.2
 _OVERHEAD_BYTES = 2**20  # of a message beside its tensors: tokens, texts, spans
 
 
@@ -95,9 +96,13 @@ class Server:
         await self._say(_NOT_SERVING)
         metrics.record_ready(ready=False)
         await asyncio.sleep(self._config.drain_delay_s)
-        self._engine.refuse()
+        started = time.monotonic()
+        await self._engine.finish(self._config.grace_s)
+        # Calls that are on their way now still get UNAVAILABLE from us, which clients try again; a call
+        # that meets the closing itself would see CANCELLED.
+        await asyncio.sleep(_LINGER_S)
         if self._server is not None:
-            await self._server.stop(self._config.grace_s)
+            await self._server.stop(max(0.0, self._config.grace_s - (time.monotonic() - started)))
         await self._engine.stop()
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]

@@ -75,13 +75,16 @@ class TextTokenizer:
         prompt = self._prompt(request)
         texts = [item for item in request.inputs if isinstance(item, TextInput)]
         batch = [prompt + item.text if item.pair is None else (prompt + item.text, item.pair) for item in texts]
-        encode = self._tokenizer.encode_batch if describe else self._tokenizer.encode_batch_fast
+        with_offsets = describe or prompt
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         encodings = iter(encode(batch) if batch else [])
-        described = prompt if describe else None
         sequences = []
         for number, item in enumerate(request.inputs):
             if isinstance(item, TextInput):
-                sequence = self._from_text(number, item, next(encodings), request.truncation, described)
+                encoding = next(encodings)
+                kept = self._kept(number, item, encoding, request.truncation, len(prompt))
+                tokens = _describe(item, encoding, kept, len(prompt)) if describe else None
+                sequence = _sequence(item, encoding, kept, tokens)
             else:
                 sequence = self._from_ids(number, item, request.truncation, describe=describe)
             sequences.append(sequence)
@@ -102,30 +105,21 @@ class TextTokenizer:
             raise InvalidRequest(f"prompt_name {name!r} goes with texts; leave it out, or send texts, not token ids")
         return self._artifact.prompts[name]
 
-    def _from_text(
-        self, number: int, item: TextInput, encoding: Encoding, truncation: Truncation, described: str | None
-    ) -> Sequence:
-        """Turn an encoding into a sequence; `described` is the prompt when tokens are to be described."""
+    def _kept(
+        self, number: int, item: TextInput, encoding: Encoding, truncation: Truncation, prompt_chars: int
+    ) -> SequenceOf[int]:
+        """List the places that stay after truncation, special tokens among them."""
         if not item.text or item.pair == "":
             raise InvalidRequest(f"input {number} is empty; send some text, or leave the input out")
-        length = len(encoding)
-        special = len(self._prefix) + len(self._suffix)
-        whole = item.pair is None and special < length <= self._artifact.max_tokens
-        kept = range(length) if whole else self._kept(number, encoding, item, truncation)
-        ids = np.array(encoding.ids, dtype=np.int64)
-        types = None if item.pair is None else np.array(encoding.type_ids, dtype=np.int64)
-        if len(kept) < length:
-            ids, types = ids[kept], types if types is None else types[kept]
-        tokens = None if described is None else _describe(item, encoding, kept, prompt_chars=len(described))
-        return Sequence(ids, types, length, tokens)
-
-    def _kept(self, number: int, encoding: Encoding, item: TextInput, truncation: Truncation) -> SequenceOf[int]:
-        """List the places that stay after truncation, special tokens among them."""
+        special_count = len(self._prefix) + len(self._suffix)
+        if item.pair is None and not prompt_chars and special_count < len(encoding) <= self._artifact.max_tokens:
+            return range(len(encoding))  # the common case, decided by the length alone
         owners = encoding.sequence_ids
         special = [place for place, owner in enumerate(owners) if owner is None]
         first = [place for place, owner in enumerate(owners) if owner == 0]
         second = [place for place, owner in enumerate(owners) if owner == 1]
-        if not first or (item.pair is not None and not second):
+        covered = encoding.offsets[first[-1]][1] if first and prompt_chars else len(first)
+        if covered <= prompt_chars or (item.pair is not None and not second):
             raise InvalidRequest(
                 f"input {number} has no token: white space and control characters alone encode nothing; "
                 "send some text, or leave the input out"
@@ -192,6 +186,15 @@ class TextTokenizer:
         nowhere = [(0, 0)] * len(ids)
         owners = [-1 if is_special else 0 for is_special in special]
         return Tokens(ids, texts, nowhere, nowhere, [-1] * len(ids), owners, special)
+
+
+def _sequence(item: TextInput, encoding: Encoding, kept: SequenceOf[int], tokens: Tokens | None) -> Sequence:
+    """Take the kept places of an encoding."""
+    ids = np.array(encoding.ids, dtype=np.int64)
+    types = None if item.pair is None else np.array(encoding.type_ids, dtype=np.int64)
+    if len(kept) < len(encoding):
+        ids, types = ids[kept], None if types is None else types[kept]
+    return Sequence(ids, types, len(encoding), tokens)
 
 
 def _refuse_if_off(number: int, length: int, maximum: int, truncation: Truncation) -> None:

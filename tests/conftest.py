@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghij")]
+VOCABULARY = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"abcdefghijklmnopqrstuvwxyz",
+    *(f"##{c}" for c in "abcdefghij"),
+]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,172 @@
+"""Bad input: the documented status, a message that says what to change, and nobody else notices."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import attencode
+from attencode import Client, InvalidRequest
+from service.pb import encoder_pb2 as pb
+
+ENCODE = "/attencode.v1.Encoder/Encode"
+
+
+@contextmanager
+def others(client: Client) -> Iterator[None]:
+    """Keep another caller busy meanwhile, and check that all its answers are right."""
+    expected = client.encode("abc").pooled
+    faults: list[BaseException] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                np.testing.assert_allclose(client.encode("abc").pooled, expected, atol=1e-5)
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            faults.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ([], {}, "no inputs; send at least one"),
+        ([""], {}, "input 0 is empty"),
+        (["ok", ""], {}, "input 1 is empty"),
+        ([" \t\n"], {}, "input 0 has no token"),
+        (["\x00\x01\x7f"], {}, "input 0 has no token"),
+        (["abc"] * 65, {}, "65 inputs, more than this server's 64"),
+        (["abc"], {"prompt_name": "nope"}, "prompt_name 'nope' is unknown; this model's prompts: none"),
+        (["abc"], {"model": "nope"}, "model 'nope' is not served here; served: "),
+        (["abc"], {"dimensions": 0}, "dimensions 0 must be from 1 to the model's 24"),
+        (["abc"], {"dimensions": 25}, "dimensions 25 must be from 1 to the model's 24"),
+        (["abc"], {"attention": [2]}, "attention layer 2 does not exist; it must be from -2 to 1"),
+        (["abc"], {"attention": [-3]}, "attention layer -3 does not exist"),
+        (["abc"], {"attention": True, "heads": [3]}, "head 3 does not exist; it must be from -3 to 2"),
+        (["abc"], {"hidden_states": [3]}, "hidden state layer 3 does not exist; it must be from -3 to 2"),
+        (["abc"], {"hidden_states": [0, -3]}, "name one twice"),
+        (["a " * 50], {"truncation": "off"}, "sequence of 52 tokens exceeds the model's 40; set truncation"),
+        ([[2, 9999, 3]], {}, "token id 9999 is outside the vocabulary of 41"),
+        ([[5, 6]], {}, r"must begin with 2 \(\[CLS\]\) and end with 3 \(\[SEP\]\)"),
+    ],
+)
+def test_refused_by_the_server(tiny: Client, inputs: Any, options: dict[str, Any], message: str) -> None:
+    """What the caller can mend is INVALID_ARGUMENT and says how."""
+    with others(tiny), pytest.raises(InvalidRequest, match=message):
+        tiny.encode(inputs, **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (["abc"], {"pooling": "median"}, "pooling 'median' is unknown; known: cls, last, max, mean"),
+        (["abc"], {"truncation": "middle"}, "truncation 'middle' is unknown"),
+        (["abc"], {"data_type": "int8"}, "data_type 'int8' is unknown"),
+        (["abc"], {"dimensions": -1}, "dimensions must be a whole number"),
+        (["abc"], {"attention": [2**40]}, "layers and heads must be whole numbers"),
+        (["abc"], {"attention": "all"}, "attention must be True, a number or a list of numbers"),
+        (["a\ud800b"], {}, "input 0 cannot be written as UTF-8"),
+        ([3.5], {}, "input 0 must be a text"),
+        ([None], {}, "input 0 must be a text"),
+        ([[2, -1, 3]], {}, "token ids that are whole numbers from 0"),
+    ],
+)
+def test_refused_by_the_client(tiny: Client, inputs: Any, options: dict[str, Any], message: str) -> None:
+    """What the wire cannot carry is the same kind of error, raised before anything is sent."""
+    with pytest.raises(InvalidRequest, match=message):
+        tiny.encode(inputs, **options)
+
+
+def test_an_answer_too_large_says_what_fits(tiny: Client) -> None:
+    """An answer above the message limit is refused before it is computed, with options that fit."""
+    texts = ["a " * 38] * 40
+    with others(tiny), pytest.raises(InvalidRequest, match=r"1,536,000 bytes of tensors, more than .* 1,048,576"):
+        tiny.encode(texts, attention=True)
+    assert tiny.encode(texts, attention=True, data_type="float16").results[0].attention is not None
+    assert tiny.encode(texts, attention=[0]).results[0].attention is not None
+
+
+def test_a_megabyte_of_text(tiny: Client) -> None:
+    """A text of 1 MB is cut to the model's length, and refused with truncation off."""
+    text = "a bc " * 200_000
+    with others(tiny):
+        (item,) = tiny.encode(text).results
+        assert (item.truncated, item.num_tokens) == (True, 40)
+        with pytest.raises(InvalidRequest, match="sequence of 600002 tokens"):
+            tiny.encode(text, truncation="off")
+
+
+def test_a_request_above_the_size_limit(tiny: Client) -> None:
+    """A request above the server's size limit is RESOURCE_EXHAUSTED, and the server goes on."""
+    with others(tiny), pytest.raises(attencode.RemoteError) as caught:
+        tiny.encode("a" * 5_000_000)
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_control_characters_are_dropped(tiny: Client) -> None:
+    """NUL and control characters inside a text change nothing but the spans."""
+    np.testing.assert_allclose(tiny.encode("a\x00b\x01c").pooled, tiny.encode("abc").pooled, atol=1e-6)
+
+
+def raw(tiny: Client, data: bytes) -> Any:
+    return tiny._channel.unary_unary(ENCODE)(data, timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xff\xff", "not a attencode.v1.EncodeRequest"),
+        (pb.EncodeRequest(inputs=[pb.Input(text="abc")]).SerializeToString().replace(b"abc", b"a\xff\xff"), "UTF-8"),
+        (pb.EncodeRequest(inputs=[pb.Input()]).SerializeToString(), "input 0 has no content"),
+        (pb.EncodeRequest(inputs=[pb.Input(text="a")], truncation=9).SerializeToString(), "truncation 9 is unknown"),
+        (pb.EncodeRequest(inputs=[pb.Input(text="a")], data_type=7).SerializeToString(), "data_type 7 is unknown"),
+        (
+            pb.EncodeRequest(inputs=[pb.Input(text="a")], pooled=pb.PooledOptions(pooling=8)).SerializeToString(),
+            "pooling 8 is unknown; known: 1 .cls., 2 .mean., 3 .max., 4 .last.",
+        ),
+    ],
+)
+def test_raw_nonsense(tiny: Client, data: bytes, message: str) -> None:
+    """Bytes that are no message, and enum values that do not exist, are the caller's error."""
+    with others(tiny), pytest.raises(grpc.RpcError, match=message) as caught:
+        raw(tiny, data)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+def test_nonsense_on_a_stream(tiny: Client) -> None:
+    """Bytes that are no message are that item's answer; the stream goes on."""
+    good = pb.EncodeStreamRequest(id=5, request=pb.EncodeRequest(inputs=[pb.Input(text="abc")])).SerializeToString()
+    call = tiny._channel.stream_stream("/attencode.v1.Encoder/EncodeStream")
+    answers = [pb.EncodeStreamResponse.FromString(data) for data in call(iter([b"\xff\xff", good]), timeout=10)]
+    assert [answer.WhichOneof("outcome") for answer in answers] == ["error", "response"]
+    assert answers[0].error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert answers[1].id == 5
+
+
+def test_a_deadline_that_cannot_be_met(serve: Callable[..., str], tiny_artifact: Path) -> None:
+    """A caller's deadline is DEADLINE_EXCEEDED."""
+    with Client(serve(tiny_artifact), timeout_s=1e-5) as client, pytest.raises(attencode.DeadlineExceeded):
+        client.encode("abc")
+
+
+def test_nobody_listens() -> None:
+    """A server that is not there is UNAVAILABLE, and the message says so."""
+    with (
+        Client("127.0.0.1:1", timeout_s=5) as client,
+        pytest.raises(attencode.AttencodeError, match="no server answers"),
+    ):
+        client.encode("abc")

@@ -1,0 +1,315 @@
+"""Engine: rows come back to whom they belong, whatever fails, waits, leaves or stops."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.artifact import open_artifact
+from service.batching import Batch, BatchLimits
+from service.engine import Engine, in_order
+from service.errors import DeadlineExceeded, InternalFault, QueueFull, Unavailable
+from service.runner import BatchResult, LocalRunner
+from service.session import Session, choose_placement
+from service.tokenization import Sequence
+
+OUTPUT = frozenset({"pooled_mean"})
+
+
+class GateRunner:
+    """A runner whose batches wait for a gate; each row answers with its first token id."""
+
+    def __init__(self, capacity: int = 1) -> None:
+        self.capacity = capacity
+        self.gate = asyncio.Event()
+        self.batches: list[Batch] = []
+        self.error: Exception | None = None
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    async def run(self, batch: Batch) -> BatchResult:
+        self.batches.append(batch)
+        await self.gate.wait()
+        if self.error:
+            raise self.error
+        first = batch.input_ids[:, :1].astype(np.float32)
+        return BatchResult(dict.fromkeys(batch.outputs, first), 0.001)
+
+
+def sequence(first: int, length: int = 4) -> Sequence:
+    return Sequence(np.full(length, first, dtype=np.int64), None, length, None)
+
+
+async def started(runner: Any, **settings: Any) -> Engine:
+    limits = settings.pop("limits", BatchLimits(max_batch_tokens=64))
+    engine = Engine(runner, limits, pad_token_id=0, **{"max_queue_size": 100, **settings})
+    await engine.start()
+    return engine
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_large_request_is_split_and_joined() -> None:
+    """A request larger than a batch gets its rows in its own order."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        runner.gate.set()
+        engine = await started(runner)
+        lengths = [3, 9, 1, 7, 16, 2, 5] * 10
+        sequences = [sequence(number + 1, length) for number, length in enumerate(lengths)]
+        encoded = await engine.submit(sequences, OUTPUT, "encode", None)
+        assert [int(row["pooled_mean"][0]) for row in encoded.rows] == list(range(1, 71))
+        assert len(runner.batches) > 1
+        assert all(batch.input_ids.size <= 64 for batch in runner.batches)
+
+    run(test)
+
+
+def test_callers_share_a_batch() -> None:
+    """Single sequences of many callers that wait together run together."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        runner.gate.set()
+        engine = await started(runner)
+        answers = await asyncio.gather(
+            *(engine.submit([sequence(number)], OUTPUT, "encode", None) for number in range(1, 11))
+        )
+        assert [int(answer.rows[0]["pooled_mean"][0]) for answer in answers] == list(range(1, 11))
+        assert [len(batch.lengths) for batch in runner.batches] == [10]
+
+    run(test)
+
+
+def test_each_caller_gets_its_own_outputs() -> None:
+    """A batch fetches what any of its callers wants, and each gets only what it asked for."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        runner.gate.set()
+        engine = await started(runner)
+        mean, largest = await asyncio.gather(
+            engine.submit([sequence(1)], frozenset({"pooled_mean"}), "encode", None),
+            engine.submit([sequence(2)], frozenset({"pooled_max"}), "encode", None),
+        )
+        assert runner.batches[0].outputs == ("pooled_max", "pooled_mean")
+        assert (set(mean.rows[0]), set(largest.rows[0])) == ({"pooled_mean"}, {"pooled_max"})
+
+    run(test)
+
+
+def test_a_failed_batch_fails_its_callers_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A runner's exception becomes INTERNAL with an id that is in the log; the next batch runs."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        runner.gate.set()
+        engine = await started(runner)
+        runner.error = RuntimeError("device on fire")
+        with caplog.at_level(logging.ERROR), pytest.raises(InternalFault) as caught:
+            await engine.submit([sequence(1)], OUTPUT, "encode", None)
+        assert "device on fire" not in str(caught.value)
+        assert caught.value.id in str(caught.value)
+        assert caught.value.id in caplog.text
+        runner.error = None
+        assert await engine.submit([sequence(2)], OUTPUT, "encode", None)
+
+    run(test)
+
+
+def test_one_failed_part_fails_the_request_once() -> None:
+    """When one batch of a split request fails, the rest of it leaves the queue."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        task = asyncio.create_task(engine.submit([sequence(1, 16)] * 40, OUTPUT, "encode", None))
+        await asyncio.sleep(0.01)
+        runner.error = ValueError("no")
+        runner.gate.set()
+        with pytest.raises(InternalFault):
+            await task
+        await asyncio.sleep(0.01)
+        assert len(runner.batches) <= 2
+
+    run(test)
+
+
+def test_a_deadline_passes_in_the_queue() -> None:
+    """A request whose deadline passes while it waits ends then, and never runs."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None))
+        await asyncio.sleep(0.01)
+        with pytest.raises(DeadlineExceeded):
+            await engine.submit([sequence(2)], OUTPUT, "encode", time.monotonic() + 0.05)
+        runner.gate.set()
+        await first
+        await asyncio.sleep(0.01)
+        assert [batch.input_ids[0, 0] for batch in runner.batches] == [1]
+
+    run(test)
+
+
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    """A caller that is gone costs no batch."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(engine.submit([sequence(2)], OUTPUT, "encode", None))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        runner.gate.set()
+        await first
+        await asyncio.sleep(0.01)
+        assert len(runner.batches) == 1
+
+    run(test)
+
+
+def test_a_full_queue_refuses_with_a_delay() -> None:
+    """Beyond the queue's size requests are refused at once, and told when to try again."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner, max_queue_size=4)
+        tasks = [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, "encode", None)) for n in range(1, 2)]
+        await asyncio.sleep(0.01)
+        tasks += [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, "encode", None)) for n in range(2, 6)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFull, match="4 inputs wait already, at most 4 may") as caught:
+            await engine.submit([sequence(9)], OUTPUT, "encode", None)
+        assert caught.value.retry_delay_s > 0
+        runner.gate.set()
+        await asyncio.gather(*tasks)
+        assert await engine.submit([sequence(9)] * 5, OUTPUT, "encode", None), "an empty queue takes any request"
+
+    run(test)
+
+
+def test_stop_finishes_what_was_accepted() -> None:
+    """Stopping refuses new requests and answers all that were taken in."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        tasks = [asyncio.create_task(engine.submit([sequence(n, 16)] * 4, OUTPUT, "encode", None)) for n in range(5)]
+        await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(engine.finish(within_s=10))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable):
+            await engine.submit([sequence(1)], OUTPUT, "encode", None)
+        runner.gate.set()
+        await stopping
+        answers = await asyncio.gather(*tasks)
+        assert all(len(answer.rows) == 4 for answer in answers)
+
+    run(test)
+
+
+def test_not_started() -> None:
+    """Before the start requests are refused as UNAVAILABLE."""
+
+    async def test() -> None:
+        engine = Engine(GateRunner(), BatchLimits(max_batch_tokens=64), pad_token_id=0, max_queue_size=10)
+        with pytest.raises(Unavailable, match="starting or draining"):
+            await engine.submit([sequence(1)], OUTPUT, "encode", None)
+
+    run(test)
+
+
+def test_several_streams_run_side_by_side() -> None:
+    """A runner with room for two gets two batches at once."""
+
+    async def test() -> None:
+        runner = GateRunner(capacity=2)
+        engine = await started(runner)
+        tasks = [asyncio.create_task(engine.submit([sequence(n, 40)], OUTPUT, "encode", None)) for n in range(3)]
+        await asyncio.sleep(0.01)
+        assert len(runner.batches) == 2
+        runner.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(test)
+
+
+def test_the_local_runner_runs_a_real_session(tiny_artifact: Path) -> None:
+    """The same rows come from a real session, alone and together."""
+
+    async def test() -> None:
+        artifact = open_artifact(tiny_artifact)
+        session = Session(artifact, choose_placement("cpu", "float32"), threads=1)
+        engine = await started(LocalRunner(session))
+        sequences = [sequence(number, length) for number, length in ((5, 3), (6, 12), (7, 7))]
+        together = await engine.submit(sequences, OUTPUT, "encode", None)
+        for item, row in zip(sequences, together.rows, strict=True):
+            alone = await engine.submit([item], OUTPUT, "encode", None)
+            np.testing.assert_allclose(alone.rows[0]["pooled_mean"], row["pooled_mean"], atol=1e-5)
+        await engine.finish(within_s=10)
+        await engine.stop()
+
+    run(test)
+
+
+async def numbers(count: int, read: list[int]) -> AsyncIterator[int]:
+    for number in range(count):
+        read.append(number)
+        yield number
+
+
+def test_in_order_keeps_the_order() -> None:
+    """Answers come in the items' order however long each takes, and few items are read ahead."""
+
+    async def test() -> None:
+        read: list[int] = []
+
+        async def work(number: int) -> int:
+            await asyncio.sleep(0.001 * (10 - number % 10))
+            return number
+
+        got = []
+        async for answer in in_order(numbers(50, read), work, most=4, stopping=asyncio.Event()):
+            got.append(answer)
+            assert len(read) <= len(got) + 5
+        assert got == list(range(50))
+
+    run(test)
+
+
+def test_in_order_stops_reading_when_told() -> None:
+    """Once stopping is set no more items are read, and those that were read are answered."""
+
+    async def test() -> None:
+        stopping = asyncio.Event()
+
+        async def endless() -> AsyncIterator[int]:
+            yield 1
+            yield 2
+            await asyncio.sleep(3600)
+
+        async def work(number: int) -> int:
+            stopping.set()
+            await asyncio.sleep(0.01)
+            return number
+
+        got = [answer async for answer in in_order(endless(), work, most=4, stopping=stopping)]
+        assert got in ([1], [1, 2])
+
+    run(test)

@@ -1,0 +1,161 @@
+"""Session and placement: the right provider, the same numbers, and no silent fallback."""
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from service import session as session_module
+from service.artifact import Artifact, open_artifact
+from service.batching import Batch
+from service.errors import ArtifactError, ProviderError
+from service.session import Placement, Session, choose_placement, usable_cores
+
+
+@pytest.fixture(scope="module")
+def artifact(minilm_artifact: Path) -> Artifact:
+    """Give the opened artifact of the real weights."""
+    return open_artifact(minilm_artifact)
+
+
+def random_batch(
+    artifact: Artifact, lengths: tuple[int, ...], outputs: tuple[str, ...], graph: str = "encode"
+) -> Batch:
+    draw = np.random.default_rng(3)
+    shape = (len(lengths), max(lengths))
+    mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
+    ids = draw.integers(1000, artifact.vocab_size, shape) * mask
+    return Batch(graph, outputs, lengths, ids, mask, np.zeros_like(ids))  # type: ignore[arg-type]
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+
+
+def test_inspect_is_loaded_when_first_needed(artifact: Artifact) -> None:
+    """Plain traffic holds one graph; the first request for attention loads the other."""
+    session = Session(artifact, choose_placement("cpu", "float32"), threads=2)
+    session.load()
+    session.warm_up()
+    assert set(session._sessions) == {"encode"}
+    arrays = session.run(random_batch(artifact, (5, 9), ("attentions_0",), "inspect"))
+    assert arrays["attentions_0"].shape == (2, 12, 9, 9)
+    assert set(session._sessions) == {"encode", "inspect"}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_openvino_agrees_with_float32(artifact: Artifact, precision: str) -> None:
+    """OpenVINO's bf16 keeps every token within cosine 0.999 and pooled vectors within 0.9999."""
+    try:
+        placement = choose_placement("openvino", precision)
+    except ProviderError as error:
+        pytest.skip(str(error))
+    outputs = ("last_hidden_state", "pooled_mean")
+    batch = random_batch(artifact, (7, 64, 23, 40), outputs)
+    exact = Session(artifact, choose_placement("cpu", "float32"), threads=2).run(batch)
+    close = Session(artifact, placement, threads=2).run(batch)
+    kept = batch.attention_mask.astype(bool)
+    assert cosines(exact["last_hidden_state"][kept], close["last_hidden_state"][kept]).min() > 0.999
+    assert cosines(exact["pooled_mean"], close["pooled_mean"]).min() > 0.9999
+    if precision == "float32":
+        np.testing.assert_allclose(close["pooled_mean"], exact["pooled_mean"], atol=1e-4)
+
+
+def test_openvino_attention_rows_sum_to_one(artifact: Artifact) -> None:
+    """Attention weights in bf16 are still a distribution over the real keys."""
+    try:
+        placement = choose_placement("openvino", "bfloat16")
+    except ProviderError as error:
+        pytest.skip(str(error))
+    batch = random_batch(artifact, (7, 40), ("attentions_3",), "inspect")
+    weights = Session(artifact, placement, threads=2).run(batch)["attentions_3"][0, :, :7, :7]
+    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_cuda_agrees_with_float32(artifact: Artifact) -> None:
+    """CUDA computes what the processor computes."""
+    try:
+        placement = choose_placement("cuda", "auto")
+    except ProviderError as error:
+        pytest.skip(str(error))
+    batch = random_batch(artifact, (7, 64, 23), ("pooled_mean",))
+    exact = Session(artifact, choose_placement("cpu", "float32"), threads=2).run(batch)
+    close = Session(artifact, placement, threads=2).run(batch)
+    np.testing.assert_allclose(close["pooled_mean"], exact["pooled_mean"], atol=1e-2)
+
+
+def test_auto_takes_what_is_present_and_says_why() -> None:
+    """`auto` names the providers that it passed over."""
+    placement = choose_placement("auto", "auto")
+    assert placement.provider in ("cuda", "openvino", "cpu")
+    assert placement.reason.startswith("fastest present")
+    if placement.provider != "cuda":
+        assert "cuda: " in placement.reason
+
+
+def test_a_named_provider_that_is_absent_stops_the_start() -> None:
+    """No fallback: what was asked for by name and is not there is an error with the mend."""
+    with patch.object(session_module, "_nvidia_present", return_value=False), pytest.raises(ProviderError) as caught:
+        choose_placement("cuda", "auto")
+    assert str(caught.value).startswith("provider cuda cannot run here: ")
+
+
+def test_a_precision_that_the_provider_lacks() -> None:
+    """A precision that the provider does not run is named with those it runs."""
+    with pytest.raises(ProviderError, match="provider cpu does not run float16; it runs float32"):
+        choose_placement("cpu", "float16")
+
+
+def test_two_runtimes_stop_the_start() -> None:
+    """Onnxruntime and onnxruntime-gpu installed over one another are refused."""
+    with (
+        patch.object(session_module, "distribution", side_effect=lambda name: name),
+        pytest.raises(ProviderError, match=r"onnxruntime and onnxruntime-gpu .*are installed over one another"),
+    ):
+        choose_placement("cpu", "float32")
+
+
+def test_a_broken_graph_stops_the_start(artifact: Artifact, tmp_path: Path) -> None:
+    """A graph that cannot be loaded is a provider's error with the file's name."""
+    (tmp_path / "encode.onnx").write_bytes(b"nonsense")
+    broken = Session(
+        Artifact(**{name: getattr(artifact, name) for name in Artifact.__slots__} | {"folder": tmp_path}),
+        Placement("cpu", "float32", "asked for"),
+        threads=1,
+    )
+    with pytest.raises(ProviderError, match=r"cpu cannot load .*encode\.onnx"):
+        broken.load()
+
+
+def test_usable_cores_follow_the_affinity() -> None:
+    """The count is that of the cores this process may use, not of those the machine has."""
+    import os
+
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer\.json cannot be read"),
+        (lambda folder: (folder / "artifact.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "artifact.json").write_text('{"format_version": 99}'), "has format 99"),
+        (lambda folder: (folder / "artifact.json").unlink(), "is no artifact"),
+        (lambda folder: (folder / "encode.onnx").write_bytes(b"x"), "was changed or damaged"),
+    ],
+)
+def test_a_spoilt_artifact_is_refused(
+    tiny_artifact: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    """An artifact that is not as it was written does not load, and the error names the file."""
+    import shutil
+
+    folder = tmp_path / "artifact"
+    shutil.copytree(tiny_artifact, folder)
+    open_artifact(folder)
+    spoil(folder)
+    with pytest.raises(ArtifactError, match=message):
+        open_artifact(folder)

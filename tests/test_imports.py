@@ -1,0 +1,102 @@
+"""The architecture as a test: imports point downward, and each install needs only what it says."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Each module of the service, and what else of the service it may import.
+ALLOWED = {
+    "errors": set(),
+    "request": set(),
+    "artifact": {"errors"},
+    "config": {"errors"},
+    "metrics": set(),
+    "tokenization": {"artifact", "request", "errors"},
+    "batching": {"tokenization"},
+    "outputs": {"artifact", "batching", "request", "tokenization", "errors"},
+    "session": {"artifact", "batching", "errors"},
+    "runner": {"batching", "session", "errors"},
+    "engine": {"batching", "runner", "outputs", "tokenization", "metrics", "errors"},
+    "codec": {"pb", "request", "errors"},
+    "servicer": {"pb", "codec", "engine", "outputs", "tokenization", "artifact", "metrics", "request", "errors"},
+    "client": {"pb", "codec", "request", "errors"},
+}
+PB_IMPORTERS = {"codec", "servicer", "server", "client"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """List the dotted names that a file imports, at any depth."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def service_modules() -> dict[str, set[str]]:
+    """Map each module of the service to those of the service that it imports."""
+    modules = {path.stem for path in (ROOT / "service").glob("*.py")} | {"pb"}
+    return {
+        path.stem: {
+            parts[1] for name in imports_of(path) if (parts := name.split("."))[0] == "service" and len(parts) > 1
+        }
+        & modules
+        for path in (ROOT / "service").glob("*.py")
+    }
+
+
+def test_imports_point_downward() -> None:
+    """A module of the service imports only what the table allows."""
+    found = service_modules()
+    assert ALLOWED.keys() <= found.keys()
+    for module, allowed in ALLOWED.items():
+        assert found[module] <= allowed, f"service/{module}.py imports {found[module] - allowed}"
+    assert not set.union(*(found[module] for module in ALLOWED)) & {"cli", "server"}
+    assert {module for module, names in found.items() if "pb" in names} <= PB_IMPORTERS
+
+
+def test_the_two_halves_do_not_meet() -> None:
+    """The model never imports the service; the service reaches the model in the export command alone."""
+    for path in (ROOT / "model").glob("*.py"):
+        assert not {name for name in imports_of(path) if name.split(".")[0] == "service"}, path
+    for path in (ROOT / "service").glob("*.py"):
+        bridges = {name for name in imports_of(path) if name.split(".")[0] in ("model", "torch", "transformers")}
+        assert not bridges or path.stem == "cli", f"{path} imports {bridges}"
+    tree = ast.parse((ROOT / "service/cli.py").read_text())
+    export = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_export")
+    inside = {node.module for node in ast.walk(export) if isinstance(node, ast.ImportFrom)}
+    everywhere = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in everywhere if name and name.startswith("model")} <= inside
+
+
+def test_only_the_config_reads_the_environment() -> None:
+    """os.environ appears in config.py, and in cli.py to hand it to the export's own process."""
+    readers = {path.stem for path in (ROOT / "service").glob("*.py") if "environ" in path.read_text()}
+    assert readers <= {"config", "cli"}
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("attencode", {"torch", "transformers", "ray", "onnxruntime", "tokenizers", "pydantic", "prometheus_client"}),
+        ("service.server", {"torch", "transformers", "ray"}),
+        ("service.cli", {"torch", "transformers", "ray", "onnxruntime", "tokenizers"}),
+    ],
+)
+def test_what_an_import_brings(module: str, forbidden: set[str]) -> None:
+    """The client imports gRPC and numpy only; the server neither torch nor ray."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert not forbidden & set(printed.split())
+
+
+def test_proto_is_no_package() -> None:
+    """A Python package called proto would shadow the one that Ray needs."""
+    assert not list((ROOT / "proto").rglob("*.py"))

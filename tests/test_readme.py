@@ -1,0 +1,61 @@
+"""The README's examples run as they stand."""
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from service.cli import main
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+ADDRESS = "127.0.0.1:50051"
+
+
+@pytest.fixture(scope="module")
+def default_port(minilm_artifact: Path) -> object:
+    """Serve the default model on the default port, as `make serve` does."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", 50051)) == 0:
+            pytest.skip("another server listens on the default port")
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "service", "serve", str(minilm_artifact), "--metrics-port", "none"]
+    command += ["--provider", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
+        assert process.stdout is not None
+        assert ADDRESS in process.stdout.readline()
+        yield
+        process.terminate()
+
+
+def example(name: str) -> str:
+    """Give the code block behind a marker in the README."""
+    match = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```", README, re.DOTALL)
+    assert match, name
+    return match[1]
+
+
+def test_the_client_example(default_port: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Python example runs and prints the shapes in its comments."""
+    exec(compile(example("client"), "README.md", "exec"), {})  # noqa: S102
+    printed = capsys.readouterr().out
+    assert printed.startswith("(2, 384)\n[CLS] 0 0 ")
+    assert "(1, 1, 7, 7)" in printed
+
+
+def test_the_shell_example(default_port: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell example prints what the README shows."""
+    command, shown = example("shell").split("\n", 1)
+    words = re.findall(r'"([^"]*)"|(\S+)', command.removeprefix("$ attencode "))
+    assert main([quoted or plain for quoted, plain in words]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_every_module_is_in_the_table() -> None:
+    """A newcomer finds each module of both halves in the README."""
+    root = Path(__file__).parents[1]
+    for path in (*(root / "model").glob("*.py"), *(root / "service").glob("*.py")):
+        if path.stem not in ("__init__", "__main__") and path.parent.name + "/errors.py" != "model/errors.py":
+            assert f"{path.name}" in README, path
