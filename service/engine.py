@@ -142,12 +142,14 @@ class Engine:
             Unavailable: The engine is not started, or is stopping.
         """
         if not self._accepting:
+            metrics.record_refused("not_accepting")
             raise Unavailable("the server is starting or draining; try another one, or try again")
 
     def _admit(self, size: int) -> None:
         """Refuse work that would wait too long."""
         self.check_accepting()
         if len(self._waiting) and len(self._waiting) + size > self._max_queue_size:
+            metrics.record_refused("queue_full")
             delay_s = self._waiting.tokens / max(self._rate_tokens_s, _LOWEST_RATE_TOKENS_S)
             raise QueueFull(
                 f"{len(self._waiting)} inputs wait already, at most {self._max_queue_size} may; "
@@ -157,6 +159,8 @@ class Engine:
 
     def _forget(self, job: _Job) -> None:
         """Take what is left of a job out of the queue."""
+        if len(job.rows) == len(job.sequences):
+            return  # all of it has run
         for number in job.numbers:
             self._waiting.remove(number)
             self._jobs.pop(number, None)

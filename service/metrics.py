@@ -39,8 +39,14 @@ READY = Gauge("attencode_ready", "1 while requests are taken in, else 0.")
 MODEL = Info("attencode_model", "The served model and where it runs.")
 
 
+def record_request_started() -> None:
+    """Count a request that was begun."""
+    REQUESTS_IN_FLIGHT.inc()
+
+
 def record_request(method: str, code: str, seconds: float) -> None:
     """Count an ended request and its time."""
+    REQUESTS_IN_FLIGHT.dec()
     REQUESTS.labels(method, code).inc()
     REQUEST_SECONDS.labels(method).observe(seconds)
 

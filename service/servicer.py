@@ -192,7 +192,7 @@ async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:
     """Await an answer, count it with its status, and hide what is not the caller's business."""
     started = time.perf_counter()
     code = "CANCELLED"
-    metrics.REQUESTS_IN_FLIGHT.inc()
+    metrics.record_request_started()
     try:
         result = await answer
         code = "OK"
@@ -206,7 +206,6 @@ async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:
         _LOG.exception("%s failed (%s)", method, fault.id)
         raise fault from error
     finally:
-        metrics.REQUESTS_IN_FLIGHT.dec()
         metrics.record_request(method, code, time.perf_counter() - started)
 
 
