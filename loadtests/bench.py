@@ -29,6 +29,7 @@ from service.client import Client, encode_request
 from service.codec import encode_encode_request
 from service.session import Session, choose_placement, usable_cores
 
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEXT = "the old man sat by the river and watched the boats"  # 11 words, 13 tokens
 TOKENS = 13
 IN_FLIGHT = (1, 64)
@@ -93,7 +94,7 @@ def bare(session: Session, artifact: Artifact, rows: int, runs: int) -> list[flo
 def main() -> None:
     """Run the rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, help="the default model's cached artifact if unset")
+    parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
     parser.add_argument("--provider", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
@@ -101,6 +102,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if shutil.which("h2load") is None:
         sys.exit("h2load is not installed; on Debian: apt-get install nghttp2-client")
+    if arguments.artifact is None:
+        arguments.artifact = Path(tempfile.mkdtemp()) / "artifact"
+        command = [sys.executable, "-m", "service", "export", MODEL, "-o", str(arguments.artifact)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     artifact = open_artifact(arguments.artifact)
     placement = choose_placement(arguments.provider, arguments.precision)
     session = Session(artifact, placement, threads=usable_cores())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.config import EncoderConfig
 from model.encoder import Encoder
-from model.errors import CheckpointError
+from model.errors import CheckpointError, first_line
 
 # Checkpoint name -> ours. `{n}` stands for a layer number, `{p}` for weight or bias.
 RENAMES: Mapping[str, Mapping[str, str]] = {
@@ -109,6 +109,8 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
             ours = rename(name.removeprefix(prefix), config.family)
             if ours is None or ours not in expected:
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
+            elif ours in state:
+                faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
             elif fault := _tensor_fault(name, tensor, expected[ours]):
                 faults.append(fault)
             else:
@@ -128,9 +130,11 @@ def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:
     """Say what is wrong with a tensor, None when it is as it must be."""
     if tensor.shape != expected.shape:
         return f"misshapen tensor {name} {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
+    if tensor.layout != torch.strided:
+        return f"mistyped tensor {name} {str(tensor.layout).removeprefix('torch.')}, expected dense"
     if not tensor.is_floating_point():
         return f"mistyped tensor {name} {str(tensor.dtype).removeprefix('torch.')}, expected floating point"
-    if not bool(torch.isfinite(tensor).all()):
+    if not bool(torch.isfinite(tensor.to(torch.float32)).all()):
         return f"broken tensor {name} with NaN or infinity"
     return None
 
@@ -190,11 +194,10 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # pickle, zipfile and torch raise many kinds for damaged or refused bytes
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{path} is not a readable weights file: {reason}") from error
+        raise CheckpointError(f"{path} is not a readable weights file: {first_line(error)}") from error
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} must hold named tensors, got {type(loaded).__name__}")
-    return {name: tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    return {name: tensor for name, tensor in loaded.items() if isinstance(name, str) and isinstance(tensor, Tensor)}
 
 
 def _their_name(ours: str, family: str, prefix: str) -> str:

@@ -5,6 +5,7 @@ whatever would make the encoder compute something other than the checkpoint was 
 May import: errors.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,11 +59,16 @@ class EncoderConfig:
         """Check what must hold between the fields.
 
         Raises:
-            CheckpointError: A size is below 1, or `hidden_size` does not divide into the heads.
+            CheckpointError: A size is below 1, `hidden_size` does not divide into the heads, or a number
+                is outside its range.
         """
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise CheckpointError(f"config field {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.layer_norm_eps < math.inf:
+            raise CheckpointError(
+                f"config field layer_norm_eps must be finite and not below 0, got {self.layer_norm_eps}"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise CheckpointError(
                 f"config field hidden_size={self.hidden_size} is not divisible by "

@@ -8,6 +8,11 @@ Each message says what was expected, what came and what to change.
 """
 
 
+def first_line(error: BaseException) -> str:
+    """Give an error's first line, or its kind where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class ModelError(ValueError):
     """Base of every error that a caller of `model` can act on."""
 

@@ -11,6 +11,7 @@ May import: every module of `model`, onnxruntime.
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -41,6 +42,7 @@ MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
 _GRAPHS = {"encode.onnx": False, "inspect.onnx": True}
 _CHECK_LENGTHS = ((1,), (7, 3, 12), (16, 33, 5, 64))  # sequence lengths of each padded check batch
 _PARTIAL = ".partial-"
+_OLD = ".old"
 
 
 def export(
@@ -197,6 +199,7 @@ def _refuse_foreign(output: Path) -> None:
 @contextmanager
 def _written_aside(output: Path) -> Iterator[Path]:
     """Yield a folder beside `output` that takes its name when the block ends well, else vanishes."""
+    output = output.resolve()  # a link stays, and what it leads to is replaced
     output.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(output)
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}{_PARTIAL}", dir=output.parent))
@@ -213,7 +216,7 @@ def _written_aside(output: Path) -> Iterator[Path]:
 
 def _replace(folder: Path, output: Path) -> None:
     """Give `folder` the name `output`; an older artifact there is moved aside first and then removed."""
-    old = folder.with_name(folder.name + ".old")
+    old = folder.with_name(folder.name + _OLD)
     if output.is_dir():
         output.rename(old)
     folder.rename(output)
@@ -221,12 +224,15 @@ def _replace(folder: Path, output: Path) -> None:
 
 
 def _remove_abandoned(output: Path) -> None:
-    """Remove folders of exports that were killed: those whose lock nobody holds."""
-    for folder in output.parent.glob(f".{output.name}{_PARTIAL}*"):
+    """Remove folders of exports that were killed: those whose lock nobody holds, and what they moved aside."""
+    for folder in sorted(output.parent.glob(f".{glob.escape(output.name)}{_PARTIAL}*")):
+        if folder.name.endswith(_OLD) and not folder.with_name(folder.name.removesuffix(_OLD)).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
         try:
             with (folder / ".lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError):  # just made, or being written
+        except OSError:  # just made, being written, or somebody else's
             continue
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from model.checkpoint import read_json
 from model.config import EncoderConfig
-from model.errors import CheckpointError
+from model.errors import CheckpointError, first_line
 
 # sentence-transformers' pooling flags, and its newer one-word names, to ours.
 _POOLING_FLAGS = {
@@ -23,6 +23,8 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "last",
 }
 _POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_TRANSFORMER_FILE = "sentence_bert_config.json"
+_SLOW_VOCABULARY = "vocab.txt"
 _MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -54,20 +56,23 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings:
     max_tokens = _max_tokens(folder, config)
     if not (folder / "modules.json").is_file():
         return SentenceSettings(max_tokens)
-    pooling, normalize = "mean", False
+    pooling, normalize, include_prompt = "mean", False, True
     for position, (kind, path) in enumerate(_modules(folder)):
         if (kind == "Transformer") != (position == 0):
             raise CheckpointError(f"{folder}/modules.json must list one Transformer module, and list it first")
         if kind == "Pooling":
-            pooling = _pooling(path / "config.json")
+            pooling, include_prompt = _pooling(path / "config.json")
         normalize = normalize or kind == "Normalize"
     prompts, default = _prompts(folder)
+    if not include_prompt and any(prompts.values()):
+        raise CheckpointError(f"{folder} has prompts and a pooling with include_prompt=false, which is not supported")
     return SentenceSettings(max_tokens, pooling, normalize, prompts, default)
 
 
 def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     """Load the folder's tokenizer, without the truncation and padding that may be saved in it.
 
+    Where sentence-transformers' `do_lower_case` is set, texts are lowercased first.
     A folder without `tokenizer.json` has its slow tokenizer's files converted by transformers.
 
     Raises:
@@ -83,9 +88,12 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
         tokenizer = _convert_tokenizer(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest < 0:
+    if _lower_case(folder):
+        own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+    if not tokenizer.get_vocab_size(with_added_tokens=False):
         raise CheckpointError(f"the tokenizer of {folder} has an empty vocabulary")
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
     if largest >= config.vocab_size:
         raise CheckpointError(
             f"the tokenizer of {folder} has ids up to {largest}, config field vocab_size is {config.vocab_size}"
@@ -94,29 +102,35 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
 
 
 def _convert_tokenizer(folder: Path) -> Tokenizer:
+    if not (folder / _SLOW_VOCABULARY).is_file():  # transformers would make up an empty tokenizer
+        raise CheckpointError(f"{folder} has no tokenizer; expected tokenizer.json or {_SLOW_VOCABULARY}")
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds to import, and seldom needed
 
     try:
         loaded = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
         backend: Tokenizer = loaded.backend_tokenizer
     except Exception as error:  # transformers raises many kinds for an absent or broken file
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{folder} has no tokenizer that can be loaded: {reason}") from error
+        raise CheckpointError(f"{folder} has no tokenizer that can be loaded: {first_line(error)}") from error
     return backend
+
+
+def _lower_case(folder: Path) -> bool:
+    path = folder / _TRANSFORMER_FILE
+    return path.is_file() and read_json(path).get("do_lower_case") is True
 
 
 def _max_tokens(folder: Path, config: EncoderConfig) -> int:
     """Give the longest sequence: sentence-transformers' limit, the tokenizer's, the model's."""
     limits = [config.max_tokens]
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+    for name, key in ((_TRANSFORMER_FILE, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if not (folder / name).is_file():
             continue
         limit = read_json(folder / name).get(key)
         if limit is None:
             continue
-        if isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 1:
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
             raise CheckpointError(f"{folder / name}: {key} must be a number of tokens, got {limit!r}")
-        limits.append(int(limit))
+        limits.append(int(min(limit, config.max_tokens)))
         break
     return min(limits)
 
@@ -138,19 +152,19 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return listed
 
 
-def _pooling(path: Path) -> str:
-    """Read a pooling module's config: exactly one supported mode."""
+def _pooling(path: Path) -> tuple[str, bool]:
+    """Read a pooling module's config: exactly one supported mode, and whether a prompt is pooled too."""
     raw = read_json(path)
     named = raw.get("pooling_mode")
-    if isinstance(named, str):
-        modes = [named]
+    if named is not None:
+        modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
     else:
         modes = [name for name, on in raw.items() if name.startswith("pooling_mode_") and on is True]
     ours = [_POOLING_NAMES.get(mode) or _POOLING_FLAGS.get(mode) for mode in modes]
     if len(ours) != 1 or ours[0] is None:
         supported = ", ".join(_POOLING_NAMES)
         raise CheckpointError(f"{path} asks for pooling {' + '.join(modes) or 'none'}; supported: one of {supported}")
-    return ours[0]
+    return ours[0], raw.get("include_prompt") is not False
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
@@ -161,6 +175,6 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     prompts, default = raw.get("prompts") or {}, raw.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"{path}: prompts must map names to texts")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise CheckpointError(f"{path}: default_prompt_name {default!r} is not among prompts {sorted(prompts)}")
     return prompts, default

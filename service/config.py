@@ -55,7 +55,7 @@ class ServiceConfig(BaseSettings):
     threads: AutoCount = Field("auto", description="Threads of the model; auto for every core the process may use")
     streams: Count = Field(1, description="Batches that run side by side, sharing the threads")
 
-    max_batch_tokens: Count = Field(4096, description="Largest batch: rows times padded length")
+    max_batch_tokens: AutoCount = Field("auto", description="Largest batch: rows times padded length")
     max_batch_size: Count = Field(256, description="Largest batch in rows")
     max_queue_delay_ms: Seconds = Field(0.0, description="How long a batch waits for company while the device is free")
     max_queue_size: Count = Field(8192, description="Inputs that may wait; beyond it RESOURCE_EXHAUSTED")

@@ -74,6 +74,7 @@ class Engine:
         self._jobs: dict[int, tuple[_Job, int]] = {}  # arrival number -> job, place in the job
         self._numbers = count()
         self._batches: set[asyncio.Task[None]] = set()
+        self._running = 0  # batches that the runner holds
         self._pump_due: asyncio.Handle | None = None
         self._rate_tokens_s = 0.0
         self._accepting = False
@@ -175,43 +176,48 @@ class Engine:
 
     def _pump(self) -> None:
         """Start batches while the runner has room and the policy has one."""
-        while len(self._batches) < self._runner.capacity:
+        while self._running < self._runner.capacity:
             planned = plan(self._waiting, self._limits, time.monotonic())
             if not isinstance(planned, BatchPlan):
                 if planned is not None:
                     self._schedule_pump(planned)
                 break
-            task = asyncio.get_running_loop().create_task(self._run(planned))
+            task = asyncio.get_running_loop().create_task(self._run(planned.graph, *self._take(planned)))
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
         metrics.record_queue(len(self._waiting), self._waiting.tokens)
+
+    def _take(self, planned: BatchPlan) -> tuple[list[tuple[_Job, int]], float]:
+        """Move a batch from the queue to the runner; gives its rows and how long the oldest waited."""
+        self._running += 1
+        oldest = self._waiting.oldest()
+        waited_s = time.monotonic() - oldest.arrived_s if oldest else 0.0
+        for number in planned.numbers:
+            self._waiting.remove(number)
+        return [self._jobs.pop(number) for number in planned.numbers], waited_s
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:
         self._batches.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _LOG.critical("a batch's task failed outside its own error handling", exc_info=error)
-        self._schedule_pump()
 
-    async def _run(self, planned: BatchPlan) -> None:
-        """Run one planned batch and hand its rows out."""
-        taken = [self._jobs.pop(number) for number in planned.numbers]
-        oldest = self._waiting.oldest()
-        waited_s = time.monotonic() - oldest.arrived_s if oldest else 0.0
-        for number in planned.numbers:
-            self._waiting.remove(number)
-        sequences = [job.sequences[place] for job, place in taken]
-        outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
-        batch = pad(sequences, planned.graph, outputs, self._pad_token_id, self._limits)
-        tokens, computed = sum(batch.lengths), batch.input_ids.size
-        metrics.record_batch_started(len(taken), computed, tokens, waited_s)
+    async def _run(self, graph: Graph, taken: list[tuple[_Job, int]], waited_s: float) -> None:
+        """Run one batch and hand its rows out."""
         try:
+            sequences = [job.sequences[place] for job, place in taken]
+            outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
+            batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits)
+            metrics.record_batch_started(len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
             result = await self._runner.run(batch)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
-            metrics.record_batch_ended(planned.graph, "error", 0.0)
+            metrics.record_batch_ended(graph, "error", 0.0)
             self._fail(taken, error)
             return
-        metrics.record_batch_ended(planned.graph, "ok", result.inference_s)
-        self._rate_tokens_s = computed / max(result.inference_s, 1e-6)
+        finally:
+            self._running -= 1
+            self._pump()  # before anything else, so that the device is not idle while answers are written
+        metrics.record_batch_ended(graph, "ok", result.inference_s)
+        self._rate_tokens_s = batch.input_ids.size / max(result.inference_s, 1e-6)
         self._hand_out(taken, result, waited_s)
 
     def _hand_out(self, taken: list[tuple[_Job, int]], result: BatchResult, waited_s: float) -> None:
@@ -232,6 +238,7 @@ class Engine:
             _LOG.error("a batch of %d inputs failed (%s)", len(taken), fault.id, exc_info=error)
             error = fault
         for job, _ in taken:
+            self._forget(job)
             if not job.done.done():
                 job.done.set_exception(error)
 

@@ -6,6 +6,7 @@ Pure numpy. May import: artifact, batching, request, tokenization, errors.
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ _ITEM_BYTES: Mapping[DataType, int] = {"float32": 4, "float16": 2}
 _FLOAT16_MAX = 65504.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """A request's outputs, held against one model: every number resolved, every default filled in.
 
@@ -51,13 +52,13 @@ class Selection:
     model_hidden_size: int
     last_layer: int
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
         """Name the cheapest graph that yields all of it."""
         inner_states = any(layer != self.last_layer for layer in self.hidden_states or ())
         return "inspect" if inner_states or self.attention_layers is not None else "encode"
 
-    @property
+    @cached_property
     def graph_outputs(self) -> frozenset[str]:
         """Name the graph outputs that it takes."""
         names = {self._state_name(layer) for layer in self.hidden_states or ()}

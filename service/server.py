@@ -5,6 +5,7 @@ May import: everything below it; pb for reflection.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -56,7 +57,7 @@ class Server:
         threads = usable_cores() if config.threads == "auto" else config.threads
         session = Session(artifact, self._placement, threads=threads, streams=config.streams)
         limits = BatchLimits(
-            max_batch_tokens=config.max_batch_tokens,
+            max_batch_tokens=_max_batch_tokens(config, self._placement, threads),
             max_batch_size=config.max_batch_size,
             max_queue_delay_ms=config.max_queue_delay_ms,
             pad_to_multiple_of=config.pad_to_multiple_of,
@@ -88,6 +89,7 @@ class Server:
         await self._health.set(LIVENESS, _SERVING)
         await self._server.start()
         await self._engine.start()
+        _spare_the_collector()
         await self._say(_SERVING)
         metrics.record_ready(ready=True)
 
@@ -207,6 +209,27 @@ def _model_info(config: ServiceConfig, artifact: Artifact, placement: Placement)
         server_version=_version(),
         models=[name],
     )
+
+
+def _max_batch_tokens(config: ServiceConfig, placement: Placement, threads: int) -> int:
+    """Give the token budget of a batch.
+
+    256 tokens a core keep it busy; larger batches add padding and leave the answers of one batch to be
+    written while nothing runs. A GPU wants many more (read, not measured).
+    """
+    if config.max_batch_tokens != "auto":
+        return config.max_batch_tokens
+    return 16_384 if placement.provider == "cuda" else 256 * threads
+
+
+def _spare_the_collector() -> None:
+    """Leave what lives as long as the server out of garbage collection, and collect less often.
+
+    Requests make no cycles to speak of; at the default pace collecting took 2 % of the server's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _version() -> str:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -64,6 +65,7 @@ class EncoderServicer:
         self._engine = engine
         self._limits = limits
         self._info = info
+        self._select = lru_cache(maxsize=256)(partial(select, artifact=artifact))  # callers repeat themselves
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
@@ -105,7 +107,7 @@ class EncoderServicer:
         """Answer one parsed request; `finish` turns the message into what is sent."""
         request = codec.decode_encode_request(message)
         self._check(request)
-        selection = select(request.outputs, self._artifact)
+        selection = self._select(request.outputs)
         sequences, tokenize_s = await self._sequences(request, describe=request.outputs.by_token)
         lengths = [sequence.length for sequence in sequences]
         check_answer_size(selection, request, lengths, self._limits.max_message_bytes)

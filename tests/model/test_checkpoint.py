@@ -120,7 +120,7 @@ def test_old_names_of_layer_norm(folder: Path, state: State):
     assert_same(folder, state)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_half_precision_becomes_float32(folder: Path, state: State, dtype: torch.dtype):
     """Half-precision weights are loaded as the same numbers in float32."""
     halved = {name: tensor.to(dtype) for name, tensor in state.items()}
@@ -154,6 +154,33 @@ def test_all_that_is_wrong_is_in_one_error(folder: Path, state: State):
     }
 
 
+def test_a_tensor_under_two_names(folder: Path, state: State):
+    """A weight that is there under its old and its new name is refused, since it is not clear which one counts."""
+    save_file(state | {"embeddings.LayerNorm.gamma": torch.ones(24)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"duplicate tensor embeddings\.LayerNorm\.(gamma|weight) \(24,\)"):
+        load_encoder(folder)
+
+
+def test_numbers_beyond_float32(folder: Path, state: State):
+    """A float64 weight that float32 cannot hold is refused by name."""
+    save_file(state | {QUERY: torch.full((24, 24), 1e300, dtype=torch.float64)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"broken tensor {QUERY} with NaN or infinity"):
+        load_encoder(folder)
+
+
+def test_a_sparse_tensor(folder: Path, state: State):
+    """A weight that is not stored in full is refused by name."""
+    torch.save(state | {QUERY: state[QUERY].to_sparse()}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=f"mistyped tensor {QUERY} sparse_coo, expected dense"):
+        load_encoder(folder)
+
+
+def test_what_has_no_name_is_left_alone(folder: Path, state: State):
+    """Entries of a `.bin` file that are no named tensors change nothing."""
+    torch.save(state | {1: torch.zeros(2), "epoch": 3}, folder / "pytorch_model.bin")
+    assert_same(folder, state)
+
+
 def test_a_long_list_of_faults_is_cut(folder: Path, state: State):
     """Of many faults the first are named and the rest counted."""
     save_file({"embeddings.LayerNorm.bias": state["embeddings.LayerNorm.bias"]}, folder / "model.safetensors")
@@ -177,7 +204,7 @@ def test_truncated_safetensors(plain: Path, folder: Path, kept: int):
         load_encoder(folder)
 
 
-@pytest.mark.parametrize("kept", [100, -1000])
+@pytest.mark.parametrize("kept", [0, 100, -1000])
 def test_truncated_bin(folder: Path, state: State, kept: int):
     """A `.bin` file that was cut is refused by its name."""
     path = folder / "pytorch_model.bin"

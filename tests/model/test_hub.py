@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -42,6 +44,7 @@ class Hub(ThreadingHTTPServer):
         refs: Model id to branch or tag to commit.
         fetched: Names of the files whose content was sent.
         url: Where processes that are told of this hub look for it.
+        hangs_up: Whether it closes connections without an answer.
     """
 
     def __init__(self) -> None:
@@ -49,6 +52,7 @@ class Hub(ThreadingHTTPServer):
         self.commits: dict[str, dict[str, Files]] = {}
         self.refs: dict[str, dict[str, str]] = {}
         self.fetched: list[str] = []
+        self.hangs_up = False
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def publish(self, model_id: str, files: Files, commit: str = NEW, *refs: str) -> None:
@@ -62,21 +66,15 @@ class Hub(ThreadingHTTPServer):
         return commit, self.commits.get(model_id, {}).get(commit)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Give the variables of a process that knows no hub but this one, and keeps its files in `home`."""
-        others = ("HF_", "HUGGING", "TRANSFORMERS_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+        """Give the variables of a process that knows this hub alone; huggingface_hub reads them on import."""
+        others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
-        return kept | ours
+        return others | ours
 
-    def locate(self, home: Path, *arguments: str) -> Source | str:
-        """Call `locate` in a process of its own, since huggingface_hub reads the environment on import.
-
-        Returns:
-            The source, or the message of the CheckpointError.
-        """
+    def locate(self, home: Path, *arguments: str) -> Any:
+        """Call `locate` in a process of its own: its Source, or the message of its CheckpointError."""
         command = [sys.executable, "-c", LOCATE, *arguments]
-        done = subprocess.run(command, env=self.environment(home), cwd=ROOT, stdout=subprocess.PIPE, check=True)
-        answer = json.loads(done.stdout)
+        answer = json.loads(subprocess.check_output(command, env=self.environment(home), cwd=ROOT))
         return answer if isinstance(answer, str) else Source(Path(answer[0]), answer[1], answer[2])
 
 
@@ -87,11 +85,11 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-        if parts[:2] == ["api", "models"]:
-            self.answer_api("/".join(parts[2:4]), parts[4], parts[5])
-        elif parts[2:3] == ["resolve"]:
-            self.answer_file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        path = unquote(urlsplit(self.path).path)
+        if asked := re.fullmatch(r"/api/models/(.+)/(revision|tree)/([^/]+)", path):
+            self.answer_api(*asked.groups())
+        elif asked := re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", path):
+            self.answer_file(*asked.groups())
         else:
             self.send(404, b"", {})
 
@@ -101,16 +99,14 @@ class Handler(BaseHTTPRequestHandler):
     def answer_api(self, model_id: str, kind: str, revision: str) -> None:
         """Answer about a `revision` (its commit) or its `tree` (its files)."""
         commit, files = self.server.find(model_id, revision)
-        if model_id not in self.server.commits:  # what the hub says to those without an account
-            self.send(401, b"{}", {"X-Error-Message": "Invalid username or password."})
-        elif files is None:
-            self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        if files is None:
+            missing = "Revision" if model_id in self.server.commits else "Repo"
+            self.send(404, b"{}", {"X-Error-Code": f"{missing}NotFound"})
         elif kind == "tree":
             rows = [{"type": "file", "path": name, "size": len(files[name]), "oid": name} for name in files]
             self.send(200, json.dumps(rows).encode(), {})
         else:
-            siblings = [{"rfilename": name} for name in files]
-            about = {"id": model_id, "modelId": model_id, "sha": commit, "siblings": siblings}
+            about = {"id": model_id, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
             self.send(200, json.dumps(about).encode(), {})
 
     def answer_file(self, model_id: str, revision: str, name: str) -> None:
@@ -125,6 +121,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, files[name], {"ETag": f'"{digest}"', "X-Repo-Commit": commit})
 
     def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        if self.server.hangs_up:
+            self.close_connection = True
+            return
         self.send_response(status)
         for name, value in (headers | {"Content-Length": str(len(content))}).items():
             self.send_header(name, value)
@@ -172,12 +171,14 @@ def test_a_folder_has_no_revision(tmp_path: Path):
         locate(str(tmp_path), "main")
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./absent", "../absent", "~/absent", "a/b/c", "a file"])
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./absent", "../absent", "~/absent", "a/b/c", "a file", "~nobody/x", ""]
+)
 def test_what_can_be_no_hub_id_is_not_looked_up(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A path without a folder is refused at once, by its name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a file").touch()
-    with pytest.raises(CheckpointError, match="is not a folder; give a checkpoint's folder or a hub id") as caught:
+    with pytest.raises(CheckpointError, match="is not a folder") as caught:
         locate(model)
     assert str(caught.value).startswith(model)
 
@@ -205,7 +206,6 @@ def test_default_revision(hub: Hub, tmp_path: Path):
     hub.publish("org/name", {**CONFIG, **SAFETENSORS, "vocab.txt": b"old"}, OLD)
     hub.publish("org/name", {**CONFIG, **SAFETENSORS})
     source = hub.locate(tmp_path, "org/name")
-    assert isinstance(source, Source)
     assert (source.model_id, source.revision) == ("org/name", NEW)
     assert read_files(source.folder) == {**CONFIG, **SAFETENSORS}
 
@@ -217,7 +217,6 @@ def test_pinned_revision(hub: Hub, tmp_path: Path, revision: str):
     hub.publish("org/name", old, OLD, "v1")
     hub.publish("org/name", {**CONFIG, **SAFETENSORS})
     source = hub.locate(tmp_path, "org/name", revision)
-    assert isinstance(source, Source)
     assert source.revision == OLD
     assert read_files(source.folder) == old
 
@@ -233,7 +232,6 @@ def test_pickles_where_there_is_nothing_else(hub: Hub, tmp_path: Path):
     """A model without safetensors is fetched with its `.bin` file."""
     hub.publish("org/name", {**CONFIG, **BESIDE, **BIN})
     source = hub.locate(tmp_path, "org/name")
-    assert isinstance(source, Source)
     assert read_files(source.folder) == {**CONFIG, **BIN}
     assert sorted(hub.fetched) == sorted({**CONFIG, **BIN})
 
@@ -258,22 +256,24 @@ def test_what_was_fetched_is_kept(hub: Hub, tmp_path: Path):
     assert hub.locate(tmp_path, "org/name") == first
 
 
-@pytest.mark.parametrize(("model", "revision"), [("org/absent", None), ("org/name", "absent"), ("org/name", "3" * 40)])
+@pytest.mark.parametrize(
+    ("model", "revision"), [("org/absent", None), ("absent", None), ("org/name", "v9"), ("org/name", "3" * 40)]
+)
 def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path, model: str, revision: str | None):
     """An unknown model or revision is one CheckpointError of one line that names what was asked for."""
     hub.publish("org/name", {**CONFIG, **SAFETENSORS})
     message = hub.locate(tmp_path, model, *([revision] if revision else []))
-    assert isinstance(message, str)
-    asked = f"{model} at revision {revision}" if revision else model
+    asked, reason = (f"{model} at revision {revision}", "revision") if revision else (model, "model, or it is private")
     assert message.startswith(f"{asked} is neither a local folder nor could it be fetched from the Hugging Face hub: ")
-    assert "\n" not in message
+    assert message.endswith(f"there is no such {reason}")
 
 
-def test_a_hub_that_cannot_be_reached(hub: Hub, tmp_path: Path):
-    """Without a hub and without an earlier download there is one CheckpointError of one line."""
-    hub.url = NOWHERE
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_hub_that_cannot_be_reached(hub: Hub, tmp_path: Path, hangs_up: bool):
+    """A hub that is not there, or that hangs up, is one CheckpointError of one line."""
+    hub.hangs_up = hangs_up
+    hub.url = hub.url if hangs_up else NOWHERE
     message = hub.locate(tmp_path, "org/name")
-    assert isinstance(message, str)
     assert message.startswith("org/name is neither a local folder nor could it be fetched")
     assert "\n" not in message
 

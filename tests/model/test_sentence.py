@@ -9,6 +9,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
 
 from model.checkpoint import read_json
 from model.config import EncoderConfig
@@ -86,12 +87,15 @@ def test_pooling_by_name(folder: Path, mode: str, pooling: str):
     """The newer one-word name decides."""
     write_modules(folder, {"embedding_dimension": 24, "pooling_mode": mode, "include_prompt": True})
     assert settings_of(folder).pooling == pooling
+    write_modules(folder, {"pooling_mode": [mode]})
+    assert settings_of(folder).pooling == pooling
 
 
 @pytest.mark.parametrize(
     ("pooling", "named"),
     [
         ({"pooling_mode": "weightedmean"}, "weightedmean"),
+        ({"pooling_mode": ["mean", "cls"]}, "mean + cls"),
         ({"pooling_mode_mean_sqrt_len_tokens": True}, "pooling_mode_mean_sqrt_len_tokens"),
         (
             {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True},
@@ -123,6 +127,7 @@ def test_normalize(folder: Path):
         (12, 30, 12),
         (None, 30, 30),
         (None, int(1e30), 40),
+        (None, float("inf"), 40),
         (500, None, 40),
         (None, None, 40),
     ],
@@ -135,7 +140,7 @@ def test_longest_sequence(folder: Path, sentence_limit: int | None, tokenizer_li
     assert settings_of(folder).max_tokens == expected
 
 
-@pytest.mark.parametrize("limit", [0, -1, "256", True])
+@pytest.mark.parametrize("limit", [0, -1, "256", True, float("nan")])
 def test_an_impossible_limit_is_refused(folder: Path, limit: object):
     """A max_seq_length that is no number of tokens is refused with its file and value."""
     write(folder, "sentence_bert_config.json", {"max_seq_length": limit})
@@ -160,6 +165,7 @@ def test_prompts(folder: Path):
         ({"prompts": ["query: "]}, "prompts must map names to texts"),
         ({"prompts": {"query": 3}}, "prompts must map names to texts"),
         ({"prompts": {"a": "x"}, "default_prompt_name": "b"}, r"default_prompt_name 'b' is not among prompts \['a'\]"),
+        ({"prompts": {"a": "x"}, "default_prompt_name": ["a"]}, "default_prompt_name .* is not among prompts"),
         ({"default_prompt_name": "b"}, "default_prompt_name 'b' is not among prompts"),
     ],
 )
@@ -168,6 +174,15 @@ def test_broken_prompts_are_refused(folder: Path, content: object, reason: str):
     write_modules(folder, MEAN)
     write(folder, "config_sentence_transformers.json", content)
     with pytest.raises(CheckpointError, match=reason):
+        settings_of(folder)
+
+
+def test_prompts_outside_the_pooling_are_refused(folder: Path):
+    """A pooling that leaves the prompt's tokens out is refused where there are prompts."""
+    write_modules(folder, {"pooling_mode": "mean", "include_prompt": False})
+    assert settings_of(folder).pooling == "mean"
+    write(folder, "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
+    with pytest.raises(CheckpointError, match="include_prompt=false, which is not supported"):
         settings_of(folder)
 
 
@@ -234,6 +249,17 @@ def test_saved_truncation_and_padding_are_dropped(folder: Path):
     assert [len(encoding.ids) for encoding in tokenizer.encode_batch(["a b c d e", "a"])] == [7, 3]
 
 
+def test_lower_case(folder: Path):
+    """sentence-transformers' do_lower_case lowercases the texts of a tokenizer that does not."""
+    path = folder / "tokenizer.json"
+    cased = Tokenizer.from_file(str(path))
+    cased.normalizer = BertNormalizer(lowercase=False)
+    cased.save(str(path))
+    for lower, expected in ((False, "[UNK]"), (True, "a")):
+        write(folder, "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": lower})
+        assert read_tokenizer(folder, config_of(folder)).encode("A").tokens == ["[CLS]", expected, "[SEP]"]
+
+
 def test_ids_beyond_the_vocabulary_are_refused(folder: Path):
     """A tokenizer with more ids than the embedding has rows is refused with both numbers."""
     path = folder / "tokenizer.json"
@@ -252,10 +278,14 @@ def test_an_unreadable_tokenizer_is_refused(folder: Path, text: str):
         read_tokenizer(folder, config_of(folder))
 
 
-def test_a_folder_without_tokenizer_is_refused(folder: Path):
-    """A folder without the files of its tokenizer says so, with its path."""
+@pytest.mark.parametrize("vocabulary", [None, ""])
+def test_a_folder_without_tokenizer_is_refused(folder: Path, vocabulary: str | None):
+    """A folder without the files of a tokenizer, or with an empty vocabulary, says so, with its path."""
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="has no tokenizer that can be loaded") as caught:
+    (folder / "tokenizer_config.json").unlink()
+    if vocabulary is not None:
+        (folder / "vocab.txt").write_text(vocabulary, "utf-8")
+    with pytest.raises(CheckpointError, match=r"has no tokenizer|has an empty vocabulary") as caught:
         read_tokenizer(folder, config_of(folder))
     assert str(folder) in str(caught.value)
 
