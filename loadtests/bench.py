@@ -25,8 +25,9 @@ import numpy as np
 
 from service.artifact import Artifact, open_artifact
 from service.batching import Batch
-from service.client import Client, encode_request
+from service.client import Client
 from service.codec import encode_encode_request
+from service.request import encode_request
 from service.session import Session, choose_placement, usable_cores
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -82,7 +83,7 @@ def bare(session: Session, artifact: Artifact, rows: int, runs: int) -> list[flo
     """Run the bare session on batches of the same length; gives the seconds of each run."""
     ids = np.random.default_rng(0).integers(1000, artifact.vocab_size, (rows, TOKENS))
     ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-    batch = Batch("encode", (f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros)
+    batch = Batch("encode", (f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros, ones)
     seconds = []
     for _ in range(runs):
         started = time.perf_counter()

@@ -3,7 +3,7 @@
 What differs between families is one table of names each (data, not code). Loading is strict: every
 missing, unexpected or misshapen tensor is named in one error. Nothing from a checkpoint is executed:
 safetensors come first, and pickled weights are read with `weights_only`.
-May import: config, encoder, errors, torch, safetensors.
+May import: config, encoder, families, errors, torch, safetensors.
 """
 
 import json
@@ -20,30 +20,8 @@ from torch import Tensor
 from model.config import EncoderConfig
 from model.encoder import Encoder
 from model.errors import CheckpointError, first_line
+from model.families import FAMILIES, read_config
 
-# Checkpoint name -> ours. `{n}` stands for a layer number, `{p}` for weight or bias.
-RENAMES: Mapping[str, Mapping[str, str]] = {
-    "bert": {
-        "embeddings.word_embeddings.weight": "embeddings.token.weight",
-        "embeddings.position_embeddings.weight": "embeddings.position.weight",
-        "embeddings.token_type_embeddings.weight": "embeddings.segment.weight",
-        "embeddings.LayerNorm.{p}": "embeddings.norm.{p}",
-        "encoder.layer.{n}.attention.self.query.{p}": "layers.{n}.attention.query.{p}",
-        "encoder.layer.{n}.attention.self.key.{p}": "layers.{n}.attention.key.{p}",
-        "encoder.layer.{n}.attention.self.value.{p}": "layers.{n}.attention.value.{p}",
-        "encoder.layer.{n}.attention.output.dense.{p}": "layers.{n}.attention.output.{p}",
-        "encoder.layer.{n}.attention.output.LayerNorm.{p}": "layers.{n}.attention_norm.{p}",
-        "encoder.layer.{n}.intermediate.dense.{p}": "layers.{n}.feed_forward.intermediate.{p}",
-        "encoder.layer.{n}.output.dense.{p}": "layers.{n}.feed_forward.output.{p}",
-        "encoder.layer.{n}.output.LayerNorm.{p}": "layers.{n}.feed_forward_norm.{p}",
-    },
-}
-
-# Where the encoder lies in a checkpoint that also has a task head, whose tensors are then left alone.
-PREFIXES: Mapping[str, str] = {"bert": "bert."}
-
-# Tensors beside the encoder that change nothing it computes.
-_IGNORED = re.compile(r"pooler\..*|embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*")
 # TensorFlow's names for a LayerNorm's weight and bias, in the oldest checkpoints.
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
 _INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -60,7 +38,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
         parsed = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(parsed, kind):
         raise CheckpointError(f"{path} must hold a JSON {kind.__name__}, got {type(parsed).__name__}")
@@ -79,8 +57,12 @@ def load_encoder(folder: Path) -> Encoder:
     Raises:
         CheckpointError: The config is not supported, or a file or tensor is not what it must be.
     """
-    config = EncoderConfig.from_hf(read_json(folder / "config.json"))
-    encoder = Encoder(config)
+    config = read_config(read_json(folder / "config.json"))
+    try:
+        with torch.device("meta"):  # shapes without memory; the checkpoint's tensors take their places
+            encoder = Encoder(config)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{folder}/config.json has sizes that no tensor can have: {first_line(error)}") from error
     encoder.load_state_dict(_read_state(folder, config, encoder.state_dict()), assign=True)
     return encoder.requires_grad_(requires_grad=False)
 
@@ -89,7 +71,7 @@ def rename(name: str, family: str) -> str | None:
     """Give our name of a checkpoint's tensor; None when no row of the family's table has it."""
     stem, _, last = name.rpartition(".")
     name = f"{stem}.{_OLD_NORM.get(last, last)}"
-    for source, target in RENAMES[family].items():
+    for source, target in FAMILIES[family].names.items():
         pattern = re.escape(source).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
         if match := re.fullmatch(pattern, name):
             return target.format(**match.groupdict())
@@ -104,12 +86,12 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
     faults: list[str] = []
     for path in files:
         for name, tensor in _tensors(path):
-            if not name.startswith(prefix) or _IGNORED.fullmatch(name.removeprefix(prefix)):
+            if not name.startswith(prefix) or name.removeprefix(prefix).startswith(FAMILIES[config.family].ignored):
                 continue
             ours = rename(name.removeprefix(prefix), config.family)
             if ours is None or ours not in expected:
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
-            elif ours in state:
+            elif ours in state and not torch.equal(state[ours], tensor.to(torch.float32)):
                 faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
             elif fault := _tensor_fault(name, tensor, expected[ours]):
                 faults.append(fault)
@@ -117,9 +99,9 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
                 state[ours] = tensor.to(torch.float32).contiguous()
     named = {fault.split()[2] for fault in faults}
     faults += [
-        f"missing tensor {_their_name(ours, config.family, prefix)} {tuple(tensor.shape)}"
+        f"missing tensor {' or '.join(theirs)} {tuple(tensor.shape)}"
         for ours, tensor in expected.items()
-        if ours not in state and _their_name(ours, config.family, prefix) not in named
+        if ours not in state and named.isdisjoint(theirs := _their_names(ours, config.family, prefix))
     ]
     if faults:
         raise CheckpointError(f"{folder} does not fit its config.json: {_listing(faults)}")
@@ -137,6 +119,19 @@ def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:
     if not bool(torch.isfinite(tensor.to(torch.float32)).all()):
         return f"broken tensor {name} with NaN or infinity"
     return None
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read all tensors of a folder's weights in float32.
+
+    Raises:
+        CheckpointError: There are none, or a file or tensor is broken.
+    """
+    found = {name: tensor for path in _weight_files(folder) for name, tensor in _tensors(path)}
+    for name, tensor in found.items():
+        if fault := _tensor_fault(name, tensor, tensor):
+            raise CheckpointError(f"{folder}: {fault}")
+    return {name: tensor.to(torch.float32).contiguous() for name, tensor in found.items()}
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -164,7 +159,7 @@ def _shards(folder: Path, index: str) -> list[Path]:
 
 def _prefix(files: list[Path], family: str) -> str:
     """Give the prefix of the encoder's tensors: the family's own where any tensor carries it."""
-    prefix = PREFIXES[family]
+    prefix = FAMILIES[family].prefix
     return prefix if any(name.startswith(prefix) for path in files for name in _names(path)) else ""
 
 
@@ -200,13 +195,15 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in loaded.items() if isinstance(name, str) and isinstance(tensor, Tensor)}
 
 
-def _their_name(ours: str, family: str, prefix: str) -> str:
-    """Give the checkpoint's name of one of our tensors."""
-    for source, target in RENAMES[family].items():
+def _their_names(ours: str, family: str, prefix: str) -> list[str]:
+    """Give the names that one of our tensors may have in a checkpoint."""
+    names = []
+    for source, target in FAMILIES[family].names.items():
         pattern = re.escape(target).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
         if match := re.fullmatch(pattern, ours):
-            return prefix + source.format(**match.groupdict())
-    raise AssertionError(f"no row of {family}'s rename table makes {ours}")
+            names.append(prefix + source.format(**match.groupdict()))
+    assert names, f"no row of {family}'s rename table makes {ours}"
+    return names
 
 
 def _listing(faults: list[str], most: int = 12) -> str:

@@ -1,33 +1,53 @@
 """Embeddings: token ids to the first hidden state.
 
-BERT sums a token, a position and a segment vector and normalizes the sum
-(Devlin et al. 2018, section 3 and figure 2). May import: config, torch.
+Token, position and segment vectors are summed and normalized (Devlin et al. 2018, section 3 and
+figure 2); families leave out what their config leaves out. May import: config, norms, torch.
 """
 
 import torch
 from torch import Tensor, nn
 
 from model.config import EncoderConfig
+from model.norms import make_norm
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment embeddings, then LayerNorm."""
+    """Token + position + segment embeddings, a norm, and a projection where widths differ."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Create the three tables and the norm."""
+        """Create the tables that the config has."""
         super().__init__()
-        self.token = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.segment = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        width = config.embedding_size
+        self.token = nn.Embedding(config.vocab_size, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width) if config.max_position_embeddings else None
+        self.segment = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.norm = make_norm(config, width) if config.embedding_norm else None
+        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+        self.position_offset = config.position_offset
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed a batch.
 
         Shape:
-            input_ids, token_type_ids: (batch, seq) int64; returns (batch, seq, hidden) float32
+            input_ids, attention_mask, token_type_ids: (batch, seq) int64
+            returns: (batch, seq, hidden) float32
         """
-        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)  # (seq,)
-        summed = self.token(input_ids) + self.segment(token_type_ids) + self.position(position_ids)
-        normed: Tensor = self.norm(summed)  # (batch, seq, hidden)
-        return normed
+        hidden: Tensor = self.token(input_ids)  # (batch, seq, embedding)
+        if self.segment is not None and token_type_ids is not None:
+            hidden = hidden + self.segment(token_type_ids)
+        if self.position is not None:
+            hidden = hidden + self.position(self._position_ids(attention_mask))
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        if self.projection is not None:
+            hidden = self.projection(hidden)  # (batch, seq, hidden)
+        return hidden
+
+    def _position_ids(self, attention_mask: Tensor) -> Tensor:
+        """Number the places: all of them from 0, or with an offset the tokens alone.
+
+        With an offset padded places get offset - 1, the padding index, as in fairseq's RoBERTa.
+        """
+        if not self.position_offset:
+            return torch.arange(attention_mask.shape[1], device=attention_mask.device)  # (seq,)
+        return attention_mask.cumsum(dim=1) * attention_mask + self.position_offset - 1  # (batch, seq)

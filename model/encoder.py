@@ -1,7 +1,8 @@
 """The encoder: embeddings, then layers of self-attention and feed-forward.
 
-Post-norm residual layers as in Vaswani et al. 2017, section 3.1: LayerNorm(x + Sublayer(x)).
-May import: config, embeddings, attention, torch.
+Post-norm residual layers are LayerNorm(x + Sublayer(x)) (Vaswani et al. 2017, section 3.1), pre-norm ones
+x + Sublayer(Norm(x)) with one more norm at the end (Xiong et al. 2020, figure 1).
+May import: config, embeddings, attention, masks, norms, torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +12,17 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.attention import MultiHeadAttention, padding_mask
+from model.attention import MultiHeadAttention
 from model.config import EncoderConfig
 from model.embeddings import Embeddings
+from model.masks import RelativePositionBias, additive, padding_mask
+from model.norms import make_norm
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,  # x Phi(x), Hendrycks and Gimpel 2016
     "gelu_new": partial(functional.gelu, approximate="tanh"),  # its tanh approximation, same paper
     "relu": functional.relu,
+    "silu": functional.silu,  # x sigmoid(x), Elfwing et al. 2017
 }
 
 
@@ -27,8 +31,8 @@ class EncoderOutput(NamedTuple):
 
     Attributes:
         last_hidden_state: (batch, seq, hidden) float32.
-        hidden_states: layers + 1 tensors (batch, seq, hidden), the embeddings' output first; empty
-            unless asked for.
+        hidden_states: layers + 1 tensors (batch, seq, hidden), the embeddings' output first and the last
+            hidden state last; empty unless asked for.
         attentions: A tensor (batch, heads, query, key) for each layer; empty unless asked for.
     """
 
@@ -38,43 +42,64 @@ class EncoderOutput(NamedTuple):
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = act(x W_1 + b_1) W_2 + b_2, the same at every position (section 3.3, equation 2)."""
+    """The same two-layer map at every position (Vaswani et al. 2017, section 3.3, equation 2).
+
+    Plain: act(x W_1 + b_1) W_2 + b_2. Gated: (act(x W_1) * x V) W_2 (Shazeer 2020, equation 6).
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Create the two projections."""
+        """Create the projections."""
         super().__init__()
-        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.output = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.intermediate = nn.Linear(config.hidden_size, config.intermediate_size, config.bias)
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, config.bias) if config.gated else None
+        self.output = nn.Linear(config.intermediate_size, config.hidden_size, config.bias)
         self.activation = _ACTIVATIONS[config.hidden_act]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
-        output: Tensor = self.output(self.activation(self.intermediate(hidden)))
+        inner = self.activation(self.intermediate(hidden))  # (batch, seq, intermediate)
+        if self.gate is not None:
+            inner = inner * self.gate(hidden)
+        output: Tensor = self.output(inner)
         return output
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward, each added to its input and then normalized."""
+    """Self-attention and feed-forward, each added to its input, normalized before or after."""
 
     def __init__(self, config: EncoderConfig) -> None:
         """Create the two sublayers and their norms."""
         super().__init__()
-        self.attention = MultiHeadAttention(config.hidden_size, config.num_attention_heads)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pre_norm = config.pre_norm
+        self.attention = MultiHeadAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            head_dim=config.head_dim,
+            bias=config.bias,
+            scaled=config.scaled,
+        )
+        self.attention_norm = make_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward_norm = make_norm(config, config.hidden_size)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, *, output_attentions: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden: Tensor, mask: Tensor, position_bias: Tensor | None, *, output_attentions: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Transform one hidden state into the next.
 
         Shape:
-            hidden: (batch, seq, hidden); mask: additive, broadcasts to (batch, heads, query, key)
+            hidden: (batch, seq, hidden); mask, position_bias: broadcast to (batch, heads, query, key)
             returns: (batch, seq, hidden), weights (batch, heads, query, key) if asked for
         """
-        attended, weights = self.attention(hidden, mask, output_attentions=output_attentions)
-        hidden = self.attention_norm(hidden + attended)
-        hidden = self.feed_forward_norm(hidden + self.feed_forward(hidden))
-        return hidden, weights
+        source = self.attention_norm(hidden) if self.pre_norm else hidden
+        attended, weights, _ = self.attention(
+            source, mask, position_bias=position_bias, output_attentions=output_attentions
+        )
+        hidden = hidden + attended
+        if self.pre_norm:
+            return hidden + self.feed_forward(self.feed_forward_norm(hidden)), weights
+        hidden = self.attention_norm(hidden)
+        return self.feed_forward_norm(hidden + self.feed_forward(hidden)), weights
 
 
 class Encoder(nn.Module):
@@ -85,14 +110,21 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.embeddings = Embeddings(config)
+        buckets = config.relative_attention_num_buckets
+        self.position_bias = (
+            RelativePositionBias(buckets, config.relative_attention_max_distance, config.num_attention_heads)
+            if buckets
+            else None
+        )
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.final_norm = make_norm(config, config.hidden_size) if config.pre_norm else None
         self.eval()
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
-        token_type_ids: Tensor,
+        token_type_ids: Tensor | None = None,
         *,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
@@ -102,14 +134,19 @@ class Encoder(nn.Module):
         Shape:
             input_ids, attention_mask (1 = token, 0 = padding), token_type_ids: (batch, seq) int64
         """
-        hidden = self.embeddings(input_ids, token_type_ids)  # (batch, seq, hidden)
-        mask = padding_mask(attention_mask, hidden.dtype)  # (batch, 1, 1, key)
-        hidden_states = [hidden]
+        hidden = self.embeddings(input_ids, attention_mask, token_type_ids)  # (batch, seq, hidden)
+        seq = input_ids.shape[1]
+        mask = additive(padding_mask(attention_mask), hidden.dtype)  # (batch, 1, 1, key)
+        position_bias = None if self.position_bias is None else self.position_bias(seq, seq)
+        hidden_states = []
         attentions = []
         for layer in self.layers:
-            hidden, weights = layer(hidden, mask, output_attentions=output_attentions)
             hidden_states.append(hidden)
+            hidden, weights = layer(hidden, mask, position_bias, output_attentions=output_attentions)
             attentions.append(weights)
+        if self.final_norm is not None:
+            hidden = self.final_norm(hidden)
+        hidden_states.append(hidden)
         return EncoderOutput(
             hidden,
             tuple(hidden_states) if output_hidden_states else (),

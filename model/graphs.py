@@ -8,7 +8,6 @@ May import: encoder, pooling, torch, onnx.
 
 import io
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from model.encoder import Encoder
+from model.head import SentenceHead
 from model.pooling import POOLINGS
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 WEIGHTS_FILE = "weights.bin"
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
@@ -28,44 +27,62 @@ _TRANSPOSED = ".T"
 
 
 class EncoderGraph(nn.Module):
-    """An encoder with its poolings, as a function from three input tensors to named outputs."""
+    """An encoder with its poolings, as a function from named input tensors to named outputs."""
 
-    def __init__(self, encoder: Encoder, *, inspect: bool) -> None:
-        """Wrap an encoder; `inspect` adds all hidden states and attention weights."""
+    def __init__(self, encoder: Encoder, head: SentenceHead, *, inspect: bool, pool_prompt: bool = True) -> None:
+        """Wrap an encoder and its head.
+
+        Args:
+            encoder: The encoder.
+            head: Makes the model's own sentence vector.
+            inspect: Adds all hidden states and attention weights to the outputs.
+            pool_prompt: Whether poolings take all tokens; else a `pooling_mask` input says which.
+        """
         super().__init__()
         self.encoder = encoder
+        self.head = head
         self.inspect = inspect
+        segments = ["token_type_ids"] if encoder.config.type_vocab_size else []
+        self.inputs = ["input_ids", "attention_mask", *segments, *([] if pool_prompt else ["pooling_mask"])]
+
+    @property
+    def poolings(self) -> list[str]:
+        """Names of the poolings: the plain ones, and `sentence` where the head is more than one of them."""
+        return [*POOLINGS, *(["sentence"] if self.head.pooling == "sentence" else [])]
 
     @property
     def outputs(self) -> list[str]:
         """Names of what `forward` returns, in its order."""
-        names = ["last_hidden_state", *(f"pooled_{pooling}" for pooling in POOLINGS)]
+        names = ["last_hidden_state", *(f"pooled_{pooling}" for pooling in self.poolings)]
         if self.inspect:
             layers = self.encoder.config.num_hidden_layers
             names += [f"hidden_states_{layer}" for layer in range(layers + 1)]
             names += [f"attentions_{layer}" for layer in range(layers)]
         return names
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
-        """Run a padded batch, all inputs (batch, seq) int64."""
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run a padded batch; the tensors are those of `inputs`, all (batch, seq) int64."""
+        fed = dict(zip(self.inputs, tensors, strict=True))
         output = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
+            fed["input_ids"],
+            fed["attention_mask"],
+            fed.get("token_type_ids"),
             output_hidden_states=self.inspect,
             output_attentions=self.inspect,
         )
-        pooled = (pool(output.last_hidden_state, attention_mask) for pool in POOLINGS.values())
+        last, mask = output.last_hidden_state, fed.get("pooling_mask", fed["attention_mask"])
+        pooled = [POOLINGS[name](last, mask) if name in POOLINGS else self.head(last, mask) for name in self.poolings]
         # An output may not be the same tensor as another one, so the last layer's state is copied.
         hidden_states = (state.clone() for state in output.hidden_states)
-        return (output.last_hidden_state, *pooled, *hidden_states, *output.attentions)
+        return (last, *pooled, *hidden_states, *output.attentions)
 
 
 def trace(graph: EncoderGraph) -> onnx.ModelProto:
     """Trace a graph with dynamic batch and length; its weights stay named inputs."""
-    axes = {name: {0: "batch", 1: "seq"} for name in INPUTS}
+    axes = {name: {0: "batch", 1: "seq"} for name in graph.inputs}
     axes |= {name: _axes(name) for name in graph.outputs}
-    example = torch.ones(2, 3, dtype=torch.int64)
+    ones = torch.ones(2, 3, dtype=torch.int64)
+    example = tuple(torch.zeros_like(ones) if name == "token_type_ids" else ones for name in graph.inputs)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # ONNX Runtime's fusions know the attention that the tracing exporter writes, and do not know
@@ -73,9 +90,9 @@ def trace(graph: EncoderGraph) -> onnx.ModelProto:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             graph,
-            (example, example, torch.zeros_like(example)),
+            example,
             buffer,  # type: ignore[arg-type] # the tracing exporter takes open files too
-            input_names=list(INPUTS),
+            input_names=graph.inputs,
             output_names=graph.outputs,
             dynamic_axes=axes,
             opset_version=OPSET,
@@ -94,22 +111,47 @@ def _axes(output: str) -> dict[int, str]:
     return {0: "batch", 1: "seq"}
 
 
-def write_weights(path: Path, encoder: Encoder) -> dict[str, onnx.TensorProto]:
-    """Write every weight once, with a progress bar.
+def fold_weights(model: onnx.ModelProto, graph: EncoderGraph) -> set[str]:
+    """Let a traced graph's nodes take transposed weights as they will be stored, in place.
 
-    Matrices of linear maps are written transposed, as ONNX's MatMul takes them.
+    Returns:
+        Names of the weights that the nodes take; `.T` behind a name means its transpose.
+    """
+    weights = {value.name for value in model.graph.input} - set(graph.inputs)
+    aliases: dict[str, str] = {}
+    nodes = []
+    for node in model.graph.node:
+        node.input[:] = [aliases.get(name, name) for name in node.input]
+        source = node.input[0] if node.input else ""
+        if node.op_type == "Identity" and source in weights:  # the tracer's merging of equal weights
+            aliases[node.output[0]] = source
+        elif node.op_type == "Transpose" and source in weights:
+            aliases[node.output[0]] = source + _TRANSPOSED
+        else:
+            nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return {name for node in nodes for name in node.input if name.removesuffix(_TRANSPOSED) in weights}
+
+
+def write_weights(path: Path, graph: EncoderGraph, names: set[str]) -> dict[str, onnx.TensorProto]:
+    """Write weights once, with a progress bar.
 
     Args:
         path: The external-data file, made anew.
-        encoder: Its state's names, under `encoder.`, are the graphs' weight inputs.
+        graph: Whose state holds the weights.
+        names: Which of them, as `fold_weights` names them.
 
     Returns:
-        For each weight the initializer that refers to its place in the file.
+        For each name the initializer that refers to its place in the file.
     """
-    total = sum(tensor.nbytes for tensor in encoder.state_dict().values())
+    state = graph.state_dict()
+    tensors = {name: state[name.removesuffix(_TRANSPOSED)] for name in sorted(names)}
+    total = sum(tensor.nbytes for tensor in tensors.values())
     references = {}
     with path.open("wb") as file, tqdm(total=total, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
-        for name, array in _arrays(encoder):
+        for name, tensor in tensors.items():
+            array = np.ascontiguousarray(tensor.numpy().T if name.endswith(_TRANSPOSED) else tensor.numpy())
             file.write(b"\0" * (-file.tell() % _ALIGNMENT_BYTES))
             references[name] = _reference(name, array, path.name, file.tell())
             file.write(array.data)
@@ -117,14 +159,14 @@ def write_weights(path: Path, encoder: Encoder) -> dict[str, onnx.TensorProto]:
     return references
 
 
-def _arrays(encoder: Encoder) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the weights as the graphs take them: linear maps transposed, the rest as they are."""
-    linear = {f"{name}.weight" for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
-    for name, tensor in encoder.state_dict().items():
-        if name in linear:
-            yield f"encoder.{name}{_TRANSPOSED}", np.ascontiguousarray(tensor.numpy().T)
-        else:
-            yield f"encoder.{name}", np.ascontiguousarray(tensor.numpy())
+def attach_weights(
+    model: onnx.ModelProto, graph: EncoderGraph, names: set[str], references: dict[str, onnx.TensorProto]
+) -> None:
+    """Turn a traced graph's weight inputs into references to the weights file, in place."""
+    inputs = [value for value in model.graph.input if value.name in graph.inputs]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(references[name] for name in sorted(names))
 
 
 def _reference(name: str, array: np.ndarray, location: str, offset: int) -> onnx.TensorProto:
@@ -138,26 +180,3 @@ def _reference(name: str, array: np.ndarray, location: str, offset: int) -> onnx
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(array.nbytes))):
         tensor.external_data.add(key=key, value=value)
     return tensor
-
-
-def attach_weights(model: onnx.ModelProto, references: dict[str, onnx.TensorProto]) -> None:
-    """Turn a traced graph's weight inputs into references to the weights file, in place."""
-    graph = model.graph
-    aliases: dict[str, str] = {}
-    nodes = []
-    weights = {value.name for value in graph.input} - set(INPUTS)
-    for node in graph.node:
-        node.input[:] = [aliases.get(name, name) for name in node.input]
-        source = node.input[0] if node.input else ""
-        if node.op_type == "Identity" and source in weights:  # the tracer's merging of equal weights
-            aliases[node.output[0]] = source
-        elif node.op_type == "Transpose" and source + _TRANSPOSED in references:
-            aliases[node.output[0]] = source + _TRANSPOSED
-        else:
-            nodes.append(node)
-    used = {name for node in nodes for name in node.input}
-    inputs = [value for value in graph.input if value.name in INPUTS]
-    del graph.node[:], graph.input[:]
-    graph.node.extend(nodes)
-    graph.input.extend(inputs)
-    graph.initializer.extend(reference for name, reference in references.items() if name in used)

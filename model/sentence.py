@@ -2,7 +2,7 @@
 
 A sentence-transformers folder says all of it (`modules.json` and what that names); a plain
 Hugging Face folder gets sentence-transformers' own defaults: mean pooling, not normalized, no prompts.
-May import: config, checkpoint, pooling, errors, tokenizers.
+May import: config, checkpoint, head, errors, tokenizers.
 """
 
 from collections.abc import Mapping
@@ -10,22 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
+from torch import nn
 
 from model.checkpoint import read_json
 from model.config import EncoderConfig
 from model.errors import CheckpointError, first_line
+from model.head import Normalize, SentenceHead, read_dense, read_poolings
 
-# sentence-transformers' pooling flags, and its newer one-word names, to ours.
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_lasttoken": "last",
-}
-_POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _TRANSFORMER_FILE = "sentence_bert_config.json"
 _SLOW_VOCABULARY = "vocab.txt"
-_MODULES = ("Transformer", "Pooling", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+# What T5 was trained on, and what it gets where nothing sets a limit (Raffel et al. 2020, section 3.1.2).
+_TOKENS_WITHOUT_LIMIT = 512
+_NO_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +31,20 @@ class SentenceSettings:
 
     Attributes:
         max_tokens: Longest sequence in tokens, special tokens included.
-        pooling: A key of `model.pooling.POOLINGS`.
         normalize: Whether pooled vectors are scaled to length 1.
         prompts: Prompt name to the text that is put before an input.
         default_prompt_name: The prompt of a request that names none; None for no prompt.
+        pool_prompt: Whether a prompt's tokens are pooled with the text's.
     """
 
     max_tokens: int
-    pooling: str = "mean"
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    pool_prompt: bool = True
 
 
-def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings:
+def read_sentence(folder: Path, config: EncoderConfig) -> tuple[SentenceSettings, SentenceHead]:
     """Read a folder's sentence-transformers files, or give the defaults of a folder without them.
 
     Raises:
@@ -55,18 +52,26 @@ def read_settings(folder: Path, config: EncoderConfig) -> SentenceSettings:
     """
     max_tokens = _max_tokens(folder, config)
     if not (folder / "modules.json").is_file():
-        return SentenceSettings(max_tokens)
-    pooling, normalize, include_prompt = "mean", False, True
-    for position, (kind, path) in enumerate(_modules(folder)):
-        if (kind == "Transformer") != (position == 0):
-            raise CheckpointError(f"{folder}/modules.json must list one Transformer module, and list it first")
-        if kind == "Pooling":
-            pooling, include_prompt = _pooling(path / "config.json")
-        normalize = normalize or kind == "Normalize"
+        return SentenceSettings(max_tokens), SentenceHead(["mean"])
+    modules = _modules(folder)
+    if [kind for kind, _ in modules[:2]] != ["Transformer", "Pooling"]:
+        listed = ", ".join(kind for kind, _ in modules)
+        raise CheckpointError(
+            f"{folder}/modules.json must list a Transformer module and then a Pooling module, got {listed}"
+        )
+    poolings, include_prompt = read_poolings(modules[1][1] / "config.json")
+    behind: list[nn.Module] = []
+    for kind, path in modules[2:]:
+        if kind == "Dense":
+            behind.append(read_dense(path, SentenceHead(poolings, behind).size(config.hidden_size)))
+        elif kind == "Normalize":
+            behind.append(Normalize())
+        else:
+            raise CheckpointError(f"{folder}/modules.json lists a second {kind} module")
+    normalize = bool(behind) and isinstance(behind[-1], Normalize)
     prompts, default = _prompts(folder)
-    if not include_prompt and any(prompts.values()):
-        raise CheckpointError(f"{folder} has prompts and a pooling with include_prompt=false, which is not supported")
-    return SentenceSettings(max_tokens, pooling, normalize, prompts, default)
+    settings = SentenceSettings(max_tokens, normalize, prompts, default, include_prompt)
+    return settings, SentenceHead(poolings, behind[:-1] if normalize else behind)
 
 
 def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
@@ -83,7 +88,7 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception
-            raise CheckpointError(f"{path} is not a readable tokenizer: {error}") from error
+            raise CheckpointError(f"{path} is not a readable tokenizer: {first_line(error)}") from error
     else:
         tokenizer = _convert_tokenizer(folder)
     tokenizer.no_truncation()
@@ -93,7 +98,8 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     if not tokenizer.get_vocab_size(with_added_tokens=False):
         raise CheckpointError(f"the tokenizer of {folder} has an empty vocabulary")
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values())
+    # A template names special tokens by number, whether or not they are in the vocabulary.
+    largest = max(*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.encode("", "").ids, 0)
     if largest >= config.vocab_size:
         raise CheckpointError(
             f"the tokenizer of {folder} has ids up to {largest}, config field vocab_size is {config.vocab_size}"
@@ -121,7 +127,7 @@ def _lower_case(folder: Path) -> bool:
 
 def _max_tokens(folder: Path, config: EncoderConfig) -> int:
     """Give the longest sequence: sentence-transformers' limit, the tokenizer's, the model's."""
-    limits = [config.max_tokens]
+    most = config.max_tokens or _TOKENS_WITHOUT_LIMIT
     for name, key in ((_TRANSFORMER_FILE, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if not (folder / name).is_file():
             continue
@@ -130,9 +136,9 @@ def _max_tokens(folder: Path, config: EncoderConfig) -> int:
             continue
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
             raise CheckpointError(f"{folder / name}: {key} must be a number of tokens, got {limit!r}")
-        limits.append(int(min(limit, config.max_tokens)))
-        break
-    return min(limits)
+        # Tokenizers write an absurdly large number for no limit.
+        return int(limit) if config.max_tokens is None and limit < _NO_LIMIT else int(min(limit, most))
+    return most
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
@@ -150,21 +156,6 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     if not listed:
         raise CheckpointError(f"{path} lists no module")
     return listed
-
-
-def _pooling(path: Path) -> tuple[str, bool]:
-    """Read a pooling module's config: exactly one supported mode, and whether a prompt is pooled too."""
-    raw = read_json(path)
-    named = raw.get("pooling_mode")
-    if named is not None:
-        modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
-    else:
-        modes = [name for name, on in raw.items() if name.startswith("pooling_mode_") and on is True]
-    ours = [_POOLING_NAMES.get(mode) or _POOLING_FLAGS.get(mode) for mode in modes]
-    if len(ours) != 1 or ours[0] is None:
-        supported = ", ".join(_POOLING_NAMES)
-        raise CheckpointError(f"{path} asks for pooling {' + '.join(modes) or 'none'}; supported: one of {supported}")
-    return ours[0], raw.get("include_prompt") is not False
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:

@@ -13,8 +13,11 @@ from typing import Any
 
 from service.errors import ArtifactError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ARTIFACT_FILE = "artifact.json"
+_FILES = {"encode.onnx", "inspect.onnx", "tokenizer.json", "weights.bin"}
+_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask"}
+_MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +34,18 @@ class Artifact:
         num_hidden_layers: Encoder layers.
         num_attention_heads: Heads of each layer.
         vocab_size: Token ids are below this.
-        type_vocab_size: Segment ids are below this.
+        type_vocab_size: Segment ids are below this; 0 for a model without segments.
         pad_token_id: Fills padded places.
         num_parameters: Weights, as numbers.
         max_tokens: Longest sequence in tokens, special tokens included.
-        pooling: Pooling of a request that names none.
+        inputs: Names of the tensors that the graphs take.
+        pooling: Pooling of a request that names none; `sentence` for modules of the model's own.
         normalize: Whether pooled vectors get length 1 when a request does not say.
         prompts: Prompt name to the text put before an input.
         default_prompt_name: Prompt of a request that names none; None for no prompt.
         poolings: Poolings that the graphs offer.
+        sentence_size: Width of the model's own pooled vectors.
+        pool_prompt: Whether a prompt's tokens are pooled with the text's.
     """
 
     folder: Path
@@ -55,11 +61,18 @@ class Artifact:
     pad_token_id: int
     num_parameters: int
     max_tokens: int
+    inputs: tuple[str, ...]
     pooling: str
     normalize: bool
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     poolings: tuple[str, ...]
+    sentence_size: int
+    pool_prompt: bool
+
+    def pooled_size(self, pooling: str) -> int:
+        """Give the width of one pooling's vectors."""
+        return self.sentence_size if pooling == "sentence" else self.hidden_size
 
 
 def is_artifact(folder: Path) -> bool:
@@ -85,20 +98,52 @@ def open_artifact(folder: Path) -> Artifact:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
         found = raw.get("format_version") if isinstance(raw, dict) else None
-        raise ArtifactError(f"{path} has format {found!r}, this version reads {FORMAT_VERSION}; export the model again")
+        raise ArtifactError(
+            f"{path} has format {found!r}, this version reads {FORMAT_VERSION!r}; export the model again"
+        )
     names = [field.name for field in fields(Artifact) if field.name not in ("folder", "digest")]
     missing = [name for name in (*names, "files") if name not in raw]
     if missing:
         raise ArtifactError(f"{path} lacks {', '.join(missing)}; export the model again")
     _verify_files(folder, raw["files"])
-    values = {name: raw[name] for name in names} | {"poolings": tuple(raw["poolings"])}
-    return Artifact(folder=folder, digest=hashlib.sha256(text).hexdigest(), **values)
+    values: dict[str, Any] = {name: tuple(raw[name]) if isinstance(raw[name], list) else raw[name] for name in names}
+    artifact = Artifact(folder=folder, digest=hashlib.sha256(text).hexdigest(), **values)
+    _check_values(path, artifact)
+    return artifact
+
+
+def _check_values(path: Path, artifact: Artifact) -> None:
+    """Refuse a description whose values cannot be what an export writes."""
+    texts = ("model_id", "family", "pooling")
+    counts = [field.name for field in fields(Artifact) if field.type in (int, "int") and field.name not in _MAY_BE_ZERO]
+    checks = {
+        **{name: isinstance(getattr(artifact, name), str) for name in texts},
+        **{name: _is_count(getattr(artifact, name), 1) for name in counts},
+        **{name: _is_count(getattr(artifact, name), 0) for name in _MAY_BE_ZERO},
+        **{name: isinstance(getattr(artifact, name), bool) for name in ("normalize", "pool_prompt")},
+        "revision": isinstance(artifact.revision, str | None),
+        "inputs": isinstance(artifact.inputs, tuple) and set(artifact.inputs) <= _INPUTS,
+        "prompts": isinstance(artifact.prompts, dict)
+        and all(isinstance(text, str) for text in artifact.prompts.values()),
+        "poolings": isinstance(artifact.poolings, tuple) and artifact.pooling in artifact.poolings,
+    }
+    wrong = [name for name, right in checks.items() if not right]
+    if not wrong and artifact.pad_token_id >= artifact.vocab_size:
+        wrong = ["pad_token_id"]
+    if not wrong and artifact.default_prompt_name not in (None, *artifact.prompts):
+        wrong = ["default_prompt_name"]
+    if wrong:
+        raise ArtifactError(f"{path} has values that no export writes for {', '.join(wrong)}; export the model again")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
 def _verify_files(folder: Path, files: Any) -> None:
     """Hold each file against its recorded size and digest."""
-    if not isinstance(files, dict) or not files:
-        raise ArtifactError(f"{folder / ARTIFACT_FILE} names no files; export the model again")
+    if not isinstance(files, dict) or not files.keys() >= _FILES:
+        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
     for name, expected in files.items():
         path = folder / name
         if Path(name).name != name:
@@ -108,5 +153,5 @@ def _verify_files(folder: Path, files: Any) -> None:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}; export the model again") from error
-        if digest != expected.get("sha256"):
+        if not isinstance(expected, dict) or digest != expected.get("sha256"):
             raise ArtifactError(f"{path} was changed or damaged after the export; export the model again")

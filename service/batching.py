@@ -29,7 +29,8 @@ class BatchLimits:
         max_padding: Largest share of pad tokens that a batch of at least `dense_batch_tokens` takes on to
             grow further; smaller batches grow regardless, since an idle core costs more than a pad token.
         dense_batch_tokens: Tokens that keep the device busy.
-        pad_to_multiple_of: Padded lengths are multiples of this.
+        pad_to_multiple_of: Padded lengths are multiples of this, but not above `max_length`.
+        max_length: Longest sequence that the model has positions for.
     """
 
     max_batch_tokens: int
@@ -38,11 +39,12 @@ class BatchLimits:
     max_padding: float = 0.1
     dense_batch_tokens: int = 512
     pad_to_multiple_of: int = 1
+    max_length: int = 2**31
 
     def padded(self, length: int) -> int:
         """Give the padded length of a longest sequence."""
         step = self.pad_to_multiple_of
-        return -(-length // step) * step
+        return max(length, min(-(-length // step) * step, self.max_length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class Batch:
         graph: Which graph runs.
         outputs: Names of the graph's outputs that are wanted.
         lengths: Tokens of each row.
+        pooling_mask: Tokens that poolings take; the attention mask but for prompts that are left out.
     """
 
     graph: Graph
@@ -169,6 +172,7 @@ class Batch:
     input_ids: NDArray[np.int64]
     attention_mask: NDArray[np.int64]
     token_type_ids: NDArray[np.int64]
+    pooling_mask: NDArray[np.int64]
 
 
 def pad(
@@ -185,7 +189,12 @@ def pad(
         attention_mask[row, : lengths[row]] = 1
         if sequence.token_type_ids is not None:
             token_type_ids[row, : lengths[row]] = sequence.token_type_ids
-    return Batch(graph, outputs, lengths, input_ids, attention_mask, token_type_ids)
+    pooling_mask = attention_mask
+    if any(sequence.unpooled for sequence in sequences):
+        pooling_mask = attention_mask.copy()
+        for row, sequence in enumerate(sequences):
+            pooling_mask[row, : sequence.unpooled] = 0
+    return Batch(graph, outputs, lengths, input_ids, attention_mask, token_type_ids, pooling_mask)
 
 
 def unpad(name: str, array: NDArray[np.float32], row: int, length: int) -> NDArray[np.float32]:

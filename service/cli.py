@@ -9,16 +9,24 @@ import argparse
 import hashlib
 import json
 import logging
+import math
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from service.errors import AttencodeError, ConfigError
+from service.errors import ArtifactError, AttencodeError, ConfigError
+
+if TYPE_CHECKING:
+    from service.artifact import Artifact
+    from service.config import ServiceConfig
 
 _STARTED = time.perf_counter()
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -34,13 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know every script
     try:
         if words[:1] == ["serve"]:  # its flags are the settings themselves
             return _serve(words[1:])
         parsed = _parser().parse_args(words)
         status: int = parsed.run(parsed)
+        sys.stdout.flush()
         return status
-    except (AttencodeError, OSError, _missing_package()) as error:
+    except BrokenPipeError:  # whoever reads our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"attencode: the package {error.name} is missing; install attencode[cpu] to serve\n")
+        return 1
+    except (AttencodeError, OSError) as error:
         sys.stderr.write(f"attencode: {_one_line(error)}\n")
         return 1
     except KeyboardInterrupt:
@@ -63,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
     encode = commands.add_parser("encode", help="encode texts through a running server")
     encode.add_argument("texts", nargs="+", metavar="TEXT")
-    encode.add_argument("--pooling", choices=("cls", "mean", "max", "last"))
+    encode.add_argument("--pooling", choices=("cls", "mean", "max", "last", "sentence"))
     encode.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=None)
     encode.add_argument("--dimensions", type=int)
     encode.add_argument("--token-embeddings", action="store_true")
@@ -81,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (encode, attend, info):
         command.add_argument("--address", default=_DEFAULT_ADDRESS, help=f"the server, {_DEFAULT_ADDRESS} if unset")
-        command.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
+        command.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
         command.add_argument("--json", action="store_true", help="print one JSON object")
     for command in (encode, attend):
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right")
@@ -93,22 +110,48 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(words: list[str]) -> int:
+    # Until the server itself listens for it, SIGTERM ends us in order, and an export that we wait for with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from service.config import parse_config  # noqa: PLC0415 - heavy, and needs the extra of a server
 
     config = parse_config(words)
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    from service.artifact import is_artifact, open_artifact  # noqa: PLC0415
     from service.server import serve  # noqa: PLC0415
 
-    folder = Path(config.model).expanduser()
-    if not is_artifact(folder):
-        folder = _cached_artifact(config.model, config.revision, config.cache_dir)
-    artifact = open_artifact(folder)
+    artifact = _open_model(config)
     run = _event_loop_runner()
     run(serve(config, artifact, _STARTED))
     return 0
+
+
+def _open_model(config: "ServiceConfig") -> "Artifact":
+    """Open an artifact, or the cached one of a checkpoint, which is made if it is not there or not whole."""
+    from service.artifact import is_artifact, open_artifact  # noqa: PLC0415
+
+    folder = _folder(config.model)
+    if is_artifact(folder):
+        if config.revision is not None:
+            raise ConfigError(f"{config.model} is an artifact, which has one revision; leave --revision out")
+        return open_artifact(folder)
+    if config.model.startswith((".", "/", "~")) and not folder.is_dir():
+        raise ConfigError(f"{config.model} is not a folder; give an artifact, a checkpoint's folder or a hub id")
+    cached = _cached_artifact(config.model, config.revision, config.cache_dir)
+    try:
+        return open_artifact(cached)
+    except ArtifactError as error:
+        sys.stderr.write(f"attencode: {_one_line(error)}: doing so\n")
+        shutil.rmtree(cached)
+        return open_artifact(_cached_artifact(config.model, config.revision, config.cache_dir))
+
+
+def _folder(model: str) -> Path:
+    """Read a model as a path; `~` of somebody unknown stays as it is."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:
+        return Path(model)
 
 
 def _event_loop_runner() -> Any:
@@ -130,7 +173,7 @@ def _cached_artifact(model: str, revision: str | None, cache_dir: Path) -> Path:
     from service.artifact import FORMAT_VERSION, is_artifact  # noqa: PLC0415
 
     name = re.sub(r"[^\w.-]+", "--", model.strip("/")).strip("-.") or "model"
-    key = json.dumps([FORMAT_VERSION, model, revision, _fingerprint(Path(model).expanduser())])
+    key = json.dumps([FORMAT_VERSION, model, revision, _fingerprint(_folder(model))])
     folder = cache_dir / f"{name[-80:]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if is_artifact(folder):
         return folder
@@ -141,7 +184,7 @@ def _cached_artifact(model: str, revision: str | None, cache_dir: Path) -> Path:
         command + (["--revision", revision] if revision else []), check=False, stdout=sys.stderr, env=environment
     ).returncode
     if status or not is_artifact(folder):
-        raise ConfigError(f"{model} could not be exported; the lines above say why")
+        raise SystemExit(status or 1)  # the export has said why
     return folder
 
 
@@ -174,6 +217,21 @@ def _export(parsed: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------- encode, attend, info
+
+
+def _seconds(word: str) -> float:
+    """Read a deadline.
+
+    Raises:
+        ArgumentTypeError: It is not a number of seconds above 0 and up to a day.
+    """
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"must be seconds above 0 and up to 86400, got {word!r}")
+    return seconds
 
 
 def _client(parsed: argparse.Namespace) -> Any:
@@ -286,12 +344,9 @@ def _print_line(line: str) -> None:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    sys.stdout.write(json.dumps(value, ensure_ascii=plain) + "\n")
 
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _missing_package() -> type[BaseException]:
-    return ModuleNotFoundError

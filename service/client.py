@@ -25,25 +25,19 @@ from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
 from service.request import (
     ALL,
-    Attention,
     EncodeRequest,
     EncodeResult,
-    Input,
+    InputLike,
     InputResult,
+    Layers,
     ModelInfo,
-    Outputs,
-    Pooled,
-    TextInput,
-    TokenIdsInput,
     TokenizeRequest,
     TokenizeResult,
+    encode_request,
+    read_inputs,
 )
 
 DEFAULT_TIMEOUT_S = 30.0
-
-# A text, two texts, token ids, or the input itself.
-InputLike = str | tuple[str, str] | SequenceOf[int] | Input
-Layers = bool | int | SequenceOf[int]
 
 # gRPC retries by itself what a server refused without having begun it (gRFC A6).
 SERVICE_CONFIG = {
@@ -76,67 +70,6 @@ class RemoteError(AttencodeError):
         self.code = code
 
 
-def encode_request(
-    inputs: InputLike | Iterable[InputLike],
-    *,
-    pooled: bool | None = None,
-    pooling: str | None = None,
-    normalize: bool | None = None,
-    dimensions: int | None = None,
-    token_embeddings: bool = False,
-    hidden_states: Layers = False,
-    attention: Layers = False,
-    heads: int | SequenceOf[int] = ALL,
-    tokens: bool = False,
-    truncation: str = "right",
-    prompt_name: str | None = None,
-    data_type: str = "float32",
-    model: str = "",
-) -> EncodeRequest:
-    """Build a request from plain Python values.
-
-    Args:
-        inputs: One input or several: a text, a pair of texts, token ids, `TextInput` or `TokenIdsInput`.
-        pooled: Ask for pooled vectors; unset, they come when nothing else is asked for, or when one of the
-            next three is given.
-        pooling: cls, mean, max or last; unset for the model's own.
-        normalize: Scale pooled vectors to length 1; unset for the model's own.
-        dimensions: Keep the first so many dimensions of pooled vectors.
-        token_embeddings: Ask for the last hidden state of every token.
-        hidden_states: True for all layers, or layer numbers, 0 for the embeddings' output.
-        attention: True for all layers, or layer numbers.
-        heads: Heads of the attention; all when empty.
-        tokens: Describe the tokens even if only pooled vectors are asked for.
-        truncation: right, left or off.
-        prompt_name: Prompt of the model; unset for its default, empty for none.
-        data_type: float32 or float16, of all tensors in the answer.
-        model: Name of a served model; empty for the first.
-
-    Raises:
-        InvalidRequest: A value of a kind that no input or option has.
-    """
-    states, layers = _numbers("hidden_states", hidden_states), _numbers("attention", attention)
-    if pooled is None:
-        about_pooled = any(value is not None for value in (pooling, normalize, dimensions))
-        pooled = about_pooled or not (token_embeddings or tokens or states is not None or layers is not None)
-    chosen_heads = _numbers("heads", heads)
-    outputs = Outputs(
-        pooled=Pooled(pooling, normalize, dimensions) if pooled else None,  # type: ignore[arg-type]
-        token_embeddings=token_embeddings,
-        hidden_states=states,
-        attention=None if layers is None else Attention(layers, ALL if chosen_heads is None else chosen_heads),
-        tokens=tokens,
-        data_type=data_type,  # type: ignore[arg-type]
-    )
-    return EncodeRequest(
-        inputs=_inputs(inputs),
-        model=model,
-        truncation=truncation,  # type: ignore[arg-type]
-        prompt_name=prompt_name,
-        outputs=outputs,
-    )
-
-
 class Client:
     """A blocking client of one server; also a context manager.
 
@@ -160,7 +93,7 @@ class Client:
             credentials: From `grpc.ssl_channel_credentials`; None for plaintext.
             options: gRPC channel options beside the client's own.
         """
-        every = [*CHANNEL_OPTIONS, *options]
+        every = _channel_options(address, options)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=every)
         else:
@@ -204,7 +137,7 @@ class Client:
         model: str = "",
     ) -> TokenizeResult:
         """Split inputs into tokens as `encode` would."""
-        request = TokenizeRequest(_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
+        request = TokenizeRequest(read_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
         message = codec.encode_tokenize_request(request)
         return codec.decode_tokenize_response(self._call(self._stub.Tokenize, message))
 
@@ -243,7 +176,7 @@ class AsyncClient:
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
         """Open a channel; the arguments are those of `Client`."""
-        every = [*CHANNEL_OPTIONS, *options]
+        every = _channel_options(address, options)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=every)
         else:
@@ -287,7 +220,7 @@ class AsyncClient:
         model: str = "",
     ) -> TokenizeResult:
         """Split inputs into tokens as `encode` would."""
-        request = TokenizeRequest(_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
+        request = TokenizeRequest(read_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
         message = codec.encode_tokenize_request(request)
         return codec.decode_tokenize_response(await self._call(self._stub.Tokenize, message))
 
@@ -315,39 +248,10 @@ class AsyncClient:
             raise _error(error) from error
 
 
-def _inputs(inputs: InputLike | Iterable[InputLike]) -> tuple[Input, ...]:
-    """Read one input or several."""
-    items: list[Any] = [inputs] if isinstance(inputs, str | TextInput | TokenIdsInput) else list(inputs)
-    if items and all(isinstance(item, int) for item in items):
-        items = [items]  # one list of token ids; two texts, in contrast, are two inputs
-    return tuple(_input(number, item) for number, item in enumerate(items))
-
-
-def _input(number: int, item: Any) -> Input:
-    if isinstance(item, TextInput | TokenIdsInput):
-        return item
-    if isinstance(item, str):
-        return TextInput(item)
-    if isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
-        return TextInput(*item)
-    try:
-        return TokenIdsInput(tuple(int(token) for token in item))
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(
-            f"input {number} must be a text, a pair of texts (a tuple), or token ids, got {type(item).__name__}"
-        ) from error
-
-
-def _numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
-    """Read a choice of layers or heads: True for all, False for none, a number, or several."""
-    if isinstance(chosen, bool):
-        return ALL if chosen else None
-    if isinstance(chosen, int):
-        return (chosen,)
-    try:
-        return tuple(int(number) for number in chosen)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name} must be True, a number or a list of numbers, got {chosen!r}") from error
+def _channel_options(address: str, options: SequenceOf[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    if not address:
+        raise InvalidRequest("the server's address is empty; give host and port, for instance 127.0.0.1:50051")
+    return [*CHANNEL_OPTIONS, *options]
 
 
 class _StreamItems:

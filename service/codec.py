@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from service.errors import AttencodeError, InvalidRequest, QueueFull
+from service.errors import AttencodeError, InvalidRequest, QueueFull, caller_message
 from service.pb import encoder_pb2 as pb
 from service.request import (
     Attention,
@@ -47,6 +47,7 @@ _POOLINGS: Mapping[int, Pooling] = {
     pb.POOLING_MEAN: "mean",
     pb.POOLING_MAX: "max",
     pb.POOLING_LAST: "last",
+    pb.POOLING_SENTENCE: "sentence",
 }
 _DATA_TYPES: Mapping[int, DataType] = {
     pb.DATA_TYPE_UNSPECIFIED: "float32",
@@ -157,18 +158,22 @@ def encode_encode_request(request: EncodeRequest) -> pb.EncodeRequest:
         InvalidRequest: A name or a text that the wire cannot carry.
     """
     outputs = request.outputs
-    message = pb.EncodeRequest(
-        model=request.model,
-        inputs=_encode_inputs(request.inputs),
-        truncation=_number("truncation", _TRUNCATIONS, request.truncation),
-        prompt_name=request.prompt_name,
-        tokens=outputs.tokens,
-        data_type=_number("data_type", _DATA_TYPES, outputs.data_type),
-    )
+    inputs = _encode_inputs(request.inputs)
+    truncation = _number("truncation", _TRUNCATIONS, request.truncation)
+    data_type = _number("data_type", _DATA_TYPES, outputs.data_type)
+    with _ranges_explained("model and prompt_name must be text, tokens True or False"):
+        message = pb.EncodeRequest(
+            model=request.model,
+            inputs=inputs,
+            truncation=truncation,
+            prompt_name=request.prompt_name,
+            tokens=outputs.tokens,
+            data_type=data_type,
+        )
     if outputs.pooled is not None:
         pooled = outputs.pooled
         number = None if pooled.pooling is None else _number("pooling", _POOLINGS, pooled.pooling)
-        with _ranges_explained("dimensions must be a whole number from 1 on"):
+        with _ranges_explained("normalize must be True or False, and dimensions a whole number from 1 on"):
             options = pb.PooledOptions(pooling=number, normalize=pooled.normalize, dimensions=pooled.dimensions)
         message.pooled.CopyFrom(options)
     if outputs.token_embeddings:
@@ -190,12 +195,12 @@ def encode_tokenize_request(request: TokenizeRequest) -> pb.TokenizeRequest:
     Raises:
         InvalidRequest: A name or a text that the wire cannot carry.
     """
-    return pb.TokenizeRequest(
-        model=request.model,
-        inputs=_encode_inputs(request.inputs),
-        truncation=_number("truncation", _TRUNCATIONS, request.truncation),
-        prompt_name=request.prompt_name,
-    )
+    inputs = _encode_inputs(request.inputs)
+    truncation = _number("truncation", _TRUNCATIONS, request.truncation)
+    with _ranges_explained("model and prompt_name must be text"):
+        return pb.TokenizeRequest(
+            model=request.model, inputs=inputs, truncation=truncation, prompt_name=request.prompt_name
+        )
 
 
 class _ranges_explained:  # noqa: N801 - used as a function
@@ -280,7 +285,7 @@ def encode_model_info(info: ModelInfo) -> pb.GetModelResponse:
 def encode_error(error: AttencodeError) -> pb.Error:
     """Write an error of one item of a stream."""
     delay_s = error.retry_delay_s if isinstance(error, QueueFull) else 0.0
-    return pb.Error(code=error.status.value[0], message=str(error), retry_delay_seconds=delay_s)
+    return pb.Error(code=error.status.value[0], message=caller_message(error), retry_delay_seconds=delay_s)
 
 
 def encode_tensor(array: NDArray[np.floating] | None) -> pb.Tensor | None:

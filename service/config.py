@@ -15,8 +15,9 @@ from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 from service.errors import ConfigError
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Threads = Annotated[int, Field(ge=1, le=512)]
+Duration = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 AutoCount = Count | Literal["auto"]
 
 _SERVICE_LINKS = ("ATTENCODE_SERVICE_", "ATTENCODE_PORT_")  # for a Service called attencode
@@ -52,12 +53,14 @@ class ServiceConfig(BaseSettings):
 
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field("auto", description="Execution provider")
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Arithmetic of the model")
-    threads: AutoCount = Field("auto", description="Threads of the model; auto for every core the process may use")
-    streams: Count = Field(1, description="Batches that run side by side, sharing the threads")
+    threads: Threads | Literal["auto"] = Field(
+        "auto", description="Threads of the model; auto for every core the process may use"
+    )
+    streams: Threads = Field(1, description="Batches that run side by side, sharing the threads")
 
     max_batch_tokens: AutoCount = Field("auto", description="Largest batch: rows times padded length")
     max_batch_size: Count = Field(256, description="Largest batch in rows")
-    max_queue_delay_ms: Seconds = Field(0.0, description="How long a batch waits for company while the device is free")
+    max_queue_delay_ms: Duration = Field(0.0, description="How long a batch waits for company while the device is free")
     max_queue_size: Count = Field(8192, description="Inputs that may wait; beyond it RESOURCE_EXHAUSTED")
     max_inputs: Count = Field(1024, description="Inputs of one request")
     max_message_bytes: Count = Field(64 * 2**20, description="Largest answer, in bytes")
@@ -65,8 +68,8 @@ class ServiceConfig(BaseSettings):
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
 
-    drain_delay_s: Seconds = Field(0.0, description="After SIGTERM, how long health says NOT_SERVING before calls end")
-    grace_s: Seconds = Field(30.0, description="After SIGTERM, how long accepted requests may take")
+    drain_delay_s: Duration = Field(0.0, description="After SIGTERM, how long health says NOT_SERVING before calls end")
+    grace_s: Duration = Field(30.0, description="After SIGTERM, how long accepted requests may take")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe lines to log")
 
     @model_validator(mode="after")
@@ -87,13 +90,16 @@ def parse_config(arguments: Sequence[str]) -> ServiceConfig:
         ConfigError: A setting is unknown or malformed; one line names it.
         SystemExit: The flags ask for help.
     """
-    _refuse_unknown_variables()
+    if "://" in os.environ.get("ATTENCODE_PORT", ""):
+        del os.environ["ATTENCODE_PORT"]  # Kubernetes' link to a Service called attencode, not a setting
     try:
-        return ServiceConfig(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+        config = ServiceConfig(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
     except ValidationError as error:
         raise ConfigError("; ".join(map(_fault, error.errors()))) from error
     except SettingsError as error:
         raise ConfigError(str(error).removeprefix("error parsing CLI: ")) from error
+    _refuse_unknown_variables()
+    return config
 
 
 def _refuse_unknown_variables() -> None:
@@ -112,4 +118,6 @@ def _fault(fault: Mapping[str, Any]) -> str:
         return message
     name = str(fault["loc"][0])
     flag = "MODEL" if name == "model" else "--" + name.replace("_", "-")
+    if "ATTENCODE_" + name.upper() in os.environ:
+        flag += f" (or ATTENCODE_{name.upper()})"
     return f"{flag}: {message}, got {fault['input']!r}"

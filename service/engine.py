@@ -248,6 +248,40 @@ async def off_loop(work: Callable[[], Answer], *, when: bool) -> Answer:
     return await asyncio.to_thread(work) if when else work()
 
 
+class ByteBudget:
+    """Bytes of a stream's answers that may be unsent at once; requests take their share in their order.
+
+    Entering it waits for one's turn. Since answers leave in the same order, whoever holds bytes can always
+    send them, so that waiting for some never blocks for good. A single answer above the capacity passes
+    when nothing else is held.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """Start with nothing held."""
+        self._capacity = capacity
+        self._held: dict[int, int] = {}
+        self._turn = asyncio.Lock()  # wakes those who wait in the order in which they came
+        self._freed = asyncio.Condition()
+
+    async def __aenter__(self) -> None:
+        await self._turn.acquire()
+
+    async def __aexit__(self, *_exception: object) -> None:
+        self._turn.release()
+
+    async def take(self, holder: object, amount: int) -> None:
+        """Hold bytes for a request once there is room."""
+        async with self._freed:
+            await self._freed.wait_for(lambda: not self._held or sum(self._held.values()) + amount <= self._capacity)
+            self._held[id(holder)] = amount
+
+    async def give_back(self, holder: object) -> None:
+        """Release a request's bytes, if it holds any."""
+        async with self._freed:
+            self._held.pop(id(holder), None)
+            self._freed.notify_all()
+
+
 async def in_order(
     source: AsyncIterator[Item],
     work: Callable[[Item], Coroutine[None, None, Answer]],

@@ -18,11 +18,22 @@ import secrets
 
 import grpc
 
+_MOST_CHARS = 500
+
 
 class AttencodeError(Exception):
     """Base of every error that attencode raises on purpose."""
 
     status = grpc.StatusCode.INTERNAL
+
+
+def caller_message(error: AttencodeError) -> str:
+    """Give an error's message, cut to what fits into a status beside a caller's own long words.
+
+    gRPC carries it in a header, percent-encoded, and breaks the call beyond some 8 KiB.
+    """
+    message = str(error)
+    return message if len(message) <= _MOST_CHARS else f"{message[:_MOST_CHARS]}... ({len(message)} characters)"
 
 
 class InvalidRequest(AttencodeError):

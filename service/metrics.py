@@ -14,8 +14,8 @@ REQUEST_SECONDS = Histogram(
     "attencode_request_duration_seconds", "From a request's arrival to its answer.", ("method",), buckets=_SECONDS
 )
 REQUESTS_IN_FLIGHT = Gauge("attencode_requests_in_flight", "Requests that were taken in and not yet answered.")
-INPUTS = Counter("attencode_inputs_total", "Inputs that were taken in.")
-TOKENS = Counter("attencode_tokens_total", "Tokens of the inputs that were taken in, special ones included.")
+INPUTS = Counter("attencode_inputs_total", "Inputs that were turned into tokens.")
+TOKENS = Counter("attencode_tokens_total", "Tokens of those inputs, special ones included.")
 TRUNCATED = Counter("attencode_truncated_inputs_total", "Inputs that lost tokens to truncation.")
 REFUSED = Counter("attencode_refused_requests_total", "Requests that were not taken in, by reason.", ("reason",))
 TOKENIZE_SECONDS = Histogram(

@@ -58,6 +58,11 @@ class Selection:
         inner_states = any(layer != self.last_layer for layer in self.hidden_states or ())
         return "inspect" if inner_states or self.attention_layers is not None else "encode"
 
+    @property
+    def by_token(self) -> bool:
+        """Whether the answer grows with its inputs' lengths."""
+        return self.token_embeddings or self.hidden_states is not None or self.attention_layers is not None
+
     @cached_property
     def graph_outputs(self) -> frozenset[str]:
         """Name the graph outputs that it takes."""
@@ -122,10 +127,10 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
     pooling = pooled.pooling or artifact.pooling
     if pooling not in artifact.poolings:
         raise InvalidRequest(f"pooling {pooling!r} is unknown; known poolings: {', '.join(artifact.poolings)}")
-    hidden, layers = artifact.hidden_size, artifact.num_hidden_layers
-    dimensions = hidden if pooled.dimensions is None else pooled.dimensions
-    if not 1 <= dimensions <= hidden:
-        raise InvalidRequest(f"dimensions {dimensions} must be from 1 to the model's {hidden}")
+    size, layers = artifact.pooled_size(pooling), artifact.num_hidden_layers
+    dimensions = size if pooled.dimensions is None else pooled.dimensions
+    if not 1 <= dimensions <= size:
+        raise InvalidRequest(f"dimensions {dimensions} must be from 1 to the model's {size}")
     states, attention = outputs.hidden_states, outputs.attention
     return Selection(
         pooling=pooling if outputs.pooled is not None else None,
@@ -136,7 +141,7 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
         attention_layers=None if attention is None else _resolve("attention layer", attention.layers, layers),
         attention_heads=_resolve("head", attention.heads if attention else ALL, artifact.num_attention_heads),
         data_type=outputs.data_type,
-        model_hidden_size=hidden,
+        model_hidden_size=artifact.hidden_size,
         last_layer=layers,
     )
 
@@ -161,9 +166,11 @@ def check_answer_size(selection: Selection, request: EncodeRequest, lengths: Seq
         advice.append("fewer attention layers or heads")
     if len(selection.hidden_states or ()) > 1:
         advice.append("fewer hidden state layers")
+    if selection.pooling is not None and selection.dimensions > 1:
+        advice.append("fewer dimensions")
     if selection.data_type == "float32":
         advice.append("data_type float16")
-    if max(lengths) > 1:
+    if selection.by_token:
         advice.append("shorter inputs")
     raise InvalidRequest(
         f"the answer would hold {size:,} bytes of tensors, more than this server's {most:,}; "

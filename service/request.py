@@ -1,17 +1,22 @@
 """What a caller asks for and what it gets: plain frozen data, the same on both sides of the wire.
 
-The server turns messages into these and back, and so does the client, whose users meet them.
-May import: numpy.
+The server turns messages into these and back, and so does the client, whose users meet them; for those
+users `encode_request` builds one from plain Python values. May import: errors, numpy.
 """
 
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import index
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.errors import InvalidRequest
+
 Truncation = Literal["right", "left", "off"]
-Pooling = Literal["cls", "mean", "max", "last"]
+Pooling = Literal["cls", "mean", "max", "last", "sentence"]
 DataType = Literal["float32", "float16"]
 
 ALL: tuple[int, ...] = ()
@@ -222,3 +227,123 @@ class ModelInfo:
     max_message_bytes: int
     server_version: str
     models: list[str]
+    pooled_size: int
+
+
+# A text, two texts, token ids, or the input itself.
+InputLike = str | tuple[str, str] | SequenceOf[int] | Input
+Layers = bool | int | SequenceOf[int]
+
+
+def encode_request(
+    inputs: InputLike | Iterable[InputLike],
+    *,
+    pooled: bool | None = None,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    token_embeddings: bool = False,
+    hidden_states: Layers = False,
+    attention: Layers = False,
+    heads: int | SequenceOf[int] = ALL,
+    tokens: bool = False,
+    truncation: str = "right",
+    prompt_name: str | None = None,
+    data_type: str = "float32",
+    model: str = "",
+) -> EncodeRequest:
+    """Build a request from plain Python values.
+
+    Args:
+        inputs: One input or several: a text, a pair of texts, token ids, `TextInput` or `TokenIdsInput`.
+        pooled: Ask for pooled vectors; unset, they come when nothing else is asked for, or when one of the
+            next three is given.
+        pooling: cls, mean, max, last or sentence; unset for the model's own.
+        normalize: Scale pooled vectors to length 1; unset for the model's own.
+        dimensions: Keep the first so many dimensions of pooled vectors.
+        token_embeddings: Ask for the last hidden state of every token.
+        hidden_states: True for all layers, or layer numbers, 0 for the embeddings' output.
+        attention: True for all layers, or layer numbers.
+        heads: Heads of the attention; all when empty.
+        tokens: Describe the tokens even if only pooled vectors are asked for.
+        truncation: right, left or off.
+        prompt_name: Prompt of the model; unset for its default, empty for none.
+        data_type: float32 or float16, of all tensors in the answer.
+        model: Name of a served model; empty for the first.
+
+    Raises:
+        InvalidRequest: A value of a kind that no input or option has.
+    """
+    states, layers = _numbers("hidden_states", hidden_states), _numbers("attention", attention)
+    if pooled is None:
+        about_pooled = any(value is not None for value in (pooling, normalize, dimensions))
+        pooled = about_pooled or not (token_embeddings or tokens or states is not None or layers is not None)
+    chosen_heads = _numbers("heads", heads)
+    if not pooled and any(value is not None for value in (pooling, normalize, dimensions)):
+        raise InvalidRequest("pooling, normalize and dimensions go with pooled vectors; leave them or pooled=False out")
+    if layers is None and chosen_heads:
+        raise InvalidRequest("heads goes with attention; say which layers' attention is wanted")
+    if not (pooled or token_embeddings or tokens or states is not None or layers is not None):
+        raise InvalidRequest("no output is asked for; leave pooled=False out, or ask for another output")
+    outputs = Outputs(
+        pooled=Pooled(pooling, normalize, dimensions) if pooled else None,  # type: ignore[arg-type]
+        token_embeddings=token_embeddings,
+        hidden_states=states,
+        attention=None if layers is None else Attention(layers, ALL if chosen_heads is None else chosen_heads),
+        tokens=tokens,
+        data_type=data_type,  # type: ignore[arg-type]
+    )
+    return EncodeRequest(
+        inputs=read_inputs(inputs),
+        model=model,
+        truncation=truncation,  # type: ignore[arg-type]
+        prompt_name=prompt_name,
+        outputs=outputs,
+    )
+
+
+def read_inputs(inputs: InputLike | Iterable[InputLike]) -> tuple[Input, ...]:
+    """Read one input or several: a tuple of two texts is a pair, a list of whole numbers is token ids.
+
+    Raises:
+        InvalidRequest: Something that is no input.
+    """
+    if isinstance(inputs, str | TextInput | TokenIdsInput) or _is_pair(inputs):
+        return (_read_input(0, inputs),)
+    if isinstance(inputs, bytes) or not isinstance(inputs, Iterable):
+        raise InvalidRequest(f"inputs must be a text or a list of inputs, got {type(inputs).__name__}")
+    items: list[Any] = list(inputs)
+    if items and all(hasattr(item, "__index__") for item in items):
+        items = [items]  # one list of token ids
+    return tuple(_read_input(number, item) for number, item in enumerate(items))
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
+
+
+def _read_input(number: int, item: Any) -> Input:
+    if isinstance(item, TextInput | TokenIdsInput):
+        return item
+    if isinstance(item, str):
+        return TextInput(item)
+    if _is_pair(item):
+        return TextInput(*item)
+    try:
+        if isinstance(item, bytes):
+            raise TypeError
+        return TokenIdsInput(tuple(index(token) for token in item))
+    except TypeError as error:
+        raise InvalidRequest(
+            f"input {number} must be a text, a pair of texts (a tuple), or token ids, got {type(item).__name__}"
+        ) from error
+
+
+def _numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
+    """Read a choice of layers or heads: True for all, False for none, a number, or several."""
+    if isinstance(chosen, bool):
+        return ALL if chosen else None
+    try:
+        return (index(chosen),) if hasattr(chosen, "__index__") else tuple(index(number) for number in chosen)
+    except TypeError as error:
+        raise InvalidRequest(f"{name} must be True, a number or a list of numbers, got {chosen!r}") from error

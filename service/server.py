@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +40,6 @@ LIVENESS = "liveness"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _LINGER_S = 0.2
-_OVERHEAD_BYTES = 2**20  # of a message beside its tensors: tokens, texts, spans
 
 
 class Server:
@@ -61,6 +61,7 @@ class Server:
             max_batch_size=config.max_batch_size,
             max_queue_delay_ms=config.max_queue_delay_ms,
             pad_to_multiple_of=config.pad_to_multiple_of,
+            max_length=artifact.max_tokens,
         )
         self._engine = Engine(
             LocalRunner(session, streams=config.streams),
@@ -83,8 +84,8 @@ class Server:
         Raises:
             StartupError: A port is taken, or the model cannot be loaded.
         """
-        self._start_metrics()
         self._server = self._bind()
+        self._start_metrics()
         await self._say(_NOT_SERVING)
         await self._health.set(LIVENESS, _SERVING)
         await self._server.start()
@@ -123,7 +124,7 @@ class Server:
         options = (
             ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a riddle
             ("grpc.max_receive_message_length", config.max_request_bytes),
-            ("grpc.max_send_message_length", config.max_message_bytes + _OVERHEAD_BYTES),
+            ("grpc.max_send_message_length", -1),  # the servicer bounds its answers, with a better message
         )
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers((self._servicer.handlers(),))
@@ -131,10 +132,12 @@ class Server:
         if config.reflection:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
+        _check_address(config.host, config.port)
+        host = f"[{config.host}]" if ":" in config.host else config.host
         try:
-            self.port = server.add_insecure_port(f"{config.host}:{config.port}")
+            self.port = server.add_insecure_port(f"{host}:{config.port}")
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}; is the port taken?") from error
+            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
         return server
 
     def _start_metrics(self) -> None:
@@ -183,6 +186,23 @@ async def serve(config: ServiceConfig, artifact: Artifact, started: float) -> No
     _LOG.info("drained")
 
 
+def _check_address(host: str, port: int) -> None:
+    """Bind the address once ourselves: gRPC would not say what is wrong with it.
+
+    Raises:
+        ConfigError: The host is unknown, or the port is taken or not ours to take.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or "nohost.invalid", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on host {host!r}, port {port}: {error.strerror}") from error
+
+
 def _model_info(config: ServiceConfig, artifact: Artifact, placement: Placement) -> ModelInfo:
     name = config.model_name or artifact.model_id
     return ModelInfo(
@@ -208,6 +228,7 @@ def _model_info(config: ServiceConfig, artifact: Artifact, placement: Placement)
         max_message_bytes=config.max_message_bytes,
         server_version=_version(),
         models=[name],
+        pooled_size=artifact.pooled_size(artifact.pooling),
     )
 
 

@@ -7,6 +7,7 @@ May import: pb (through codec), codec, engine, outputs, tokenization, metrics, r
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TypeAlias, TypeVar
@@ -19,8 +20,8 @@ from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
 from service.artifact import Artifact
-from service.engine import Engine, in_order, off_loop
-from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull
+from service.engine import ByteBudget, Engine, in_order, off_loop
+from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull, caller_message
 from service.outputs import check_answer_size, select
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeResult, InputResult, ModelInfo, Timings, TokenizeRequest, TokenizeResult
@@ -95,7 +96,7 @@ class EncoderServicer:
     async def _encode(self, data: bytes, deadline_s: float | None) -> bytes:
         started = time.monotonic()
         message = codec.parse(pb.EncodeRequest, data)
-        return await self._encode_message(message, deadline_s, started, _serialize)
+        return await self._encode_message(message, deadline_s, started, self._serialize)
 
     async def _encode_message(
         self,
@@ -103,14 +104,22 @@ class EncoderServicer:
         deadline_s: float | None,
         started: float,
         finish: Callable[[pb.EncodeResponse], Answer],
+        budget: ByteBudget | None = None,
     ) -> Answer:
-        """Answer one parsed request; `finish` turns the message into what is sent."""
+        """Answer one parsed request; `finish` turns the message into what is sent.
+
+        A stream's `budget` holds a request back, in its turn, while too many bytes of earlier answers are
+        still unsent.
+        """
         request = codec.decode_encode_request(message)
         self._check(request)
         selection = self._select(request.outputs)
-        sequences, tokenize_s = await self._sequences(request, describe=request.outputs.by_token)
-        lengths = [sequence.length for sequence in sequences]
-        check_answer_size(selection, request, lengths, self._limits.max_message_bytes)
+        async with budget or nullcontext():
+            sequences, tokenize_s = await self._sequences(request, describe=request.outputs.by_token)
+            lengths = [sequence.length for sequence in sequences]
+            check_answer_size(selection, request, lengths, self._limits.max_message_bytes)
+            if budget is not None:
+                await budget.take(message, selection.answer_bytes(lengths))
         if selection.graph_outputs:
             encoded = await self._engine.submit(sequences, selection.graph_outputs, selection.graph, deadline_s)
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
@@ -132,36 +141,56 @@ class EncoderServicer:
         sequences, _ = await self._sequences(request, describe=True)
         results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
         result = TokenizeResult(results, self._info.model, self._artifact.digest)
-        return _serialize(codec.encode_tokenize_result(result))
+        return self._serialize(codec.encode_tokenize_result(result))
 
     async def _get_model(self, data: bytes, _deadline_s: float | None) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
+        self._engine.check_accepting()
         self._check_model(request.model)
-        return _serialize(codec.encode_model_info(self._info))
+        return self._serialize(codec.encode_model_info(self._info))
 
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Answer a stream's items in order; an item's error is its own answer."""
+        budget = ByteBudget(self._limits.max_message_bytes)
 
-        async def answer(data: bytes) -> bytes:
+        async def answer(data: bytes) -> tuple[object, bytes]:
             item = pb.EncodeStreamResponse()
+            holder: object = None
             try:
                 started = time.monotonic()
                 message = codec.parse(pb.EncodeStreamRequest, data)
-                item.id = message.id
-                work = self._encode_message(message.request, _deadline_s(context), started, lambda response: response)
+                item.id, request = message.id, message.request
+                holder = request
+                deadline_s = _deadline_s(context)
+                work = self._encode_message(request, deadline_s, started, self._fitting, budget)
                 item.response.CopyFrom(await _counted("EncodeStream", work))
             except AttencodeError as error:
                 item.error.CopyFrom(codec.encode_error(error))
-            return _serialize(item)
+            return holder, item.SerializeToString()
 
         most, stopping = self._limits.max_stream_requests, self._engine.stopping
-        async for message in in_order(requests, answer, most=most, stopping=stopping):
-            yield message
+        async for holder, data in in_order(requests, answer, most=most, stopping=stopping):
+            yield data
+            await budget.give_back(holder)
         if stopping.is_set():
             try:
                 self._engine.check_accepting()
             except AttencodeError as error:
                 await _abort(context, error)
+
+    def _fitting(self, message: pb.EncodeResponse) -> pb.EncodeResponse:
+        """Refuse an answer that is larger than a message may be, descriptions of tokens included."""
+        size, most = message.ByteSize(), self._limits.max_message_bytes
+        if size > most:
+            raise InvalidRequest(
+                f"the answer would hold {size:,} bytes, more than this server's {most:,}; "
+                "send fewer or shorter inputs, or ask for fewer outputs"
+            )
+        return message
+
+    def _serialize(self, message: object) -> bytes:
+        data: bytes = self._fitting(message).SerializeToString()
+        return data
 
     async def _sequences(self, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:
         """Tokenize a request's inputs; returns the sequences and the seconds it took."""
@@ -219,23 +248,18 @@ async def _abort(context: Context, error: AttencodeError) -> None:
         delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
         detail = AnyMessage()
         detail.Pack(RetryInfo(retry_delay=delay))
-        status = Status(code=error.status.value[0], message=str(error), details=[detail])
+        status = Status(code=error.status.value[0], message=caller_message(error), details=[detail])
         trailing = (
             ("grpc-status-details-bin", status.SerializeToString()),
             ("attencode-retry-delay-seconds", f"{error.retry_delay_s:.3f}"),  # the same for plain eyes
         )
-    await context.abort(error.status, str(error), trailing)
+    await context.abort(error.status, caller_message(error), trailing)
 
 
 def _deadline_s(context: Context) -> float | None:
     """Give a call's deadline on the clock of `time.monotonic`."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else time.monotonic() + remaining_s
-
-
-def _serialize(message: object) -> bytes:
-    data: bytes = message.SerializeToString()  # type: ignore[attr-defined]
-    return data
 
 
 def _text_bytes(request: TokenizeRequest) -> int:

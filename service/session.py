@@ -196,7 +196,7 @@ class Session:
             ids = np.full((rows, length), self.artifact.vocab_size - 1, dtype=np.int64)
             ones, zeros = np.ones_like(ids), np.zeros_like(ids)
             outputs = (f"pooled_{self.artifact.pooling}",)
-            arrays = self.run(Batch("encode", outputs, (length,) * rows, ids, ones, zeros))
+            arrays = self.run(Batch("encode", outputs, (length,) * rows, ids, ones, zeros, ones))
             if not all(np.isfinite(array).all() for array in arrays.values()):
                 raise ProviderError(f"{self.placement.provider} computes NaN or infinity in the warm-up")
 
@@ -207,11 +207,7 @@ class Session:
             The batch's outputs by name, float32, padding included.
         """
         session = self._sessions.get(batch.graph) or self.load(batch.graph)
-        feeds = {
-            "input_ids": batch.input_ids,
-            "attention_mask": batch.attention_mask,
-            "token_type_ids": batch.token_type_ids,
-        }
+        feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         return dict(zip(batch.outputs, session.run(batch.outputs, feeds), strict=True))
 
     def _create(self, graph: Graph) -> Any:

@@ -27,12 +27,14 @@ class Sequence:
         token_type_ids: (tokens,) int64, or None for all 0.
         original_length: Tokens before truncation.
         tokens: Their description, None unless it was asked for.
+        unpooled: Leading tokens, a prompt's, that poolings leave out.
     """
 
     input_ids: NDArray[np.int64]
     token_type_ids: NDArray[np.int64] | None
     original_length: int
     tokens: Tokens | None
+    unpooled: int = 0
 
     @property
     def length(self) -> int:
@@ -59,6 +61,10 @@ class TextTokenizer:
         special = [sequence is None for sequence in template.sequence_ids]
         first_content = special.index(False) if False in special else len(special)
         self._prefix = template.ids[:first_content]
+        pair = self._tokenizer.encode("x", "x")
+        self._special_ids = {
+            token for token, owner in zip(pair.ids, pair.sequence_ids, strict=True) if owner is None
+        } | set(self._prefix)
         self._suffix = template.ids[len(special) - special[::-1].index(False) :] if False in special else []
 
     def tokenize(self, request: TokenizeRequest, *, describe: bool) -> list[Sequence]:
@@ -75,6 +81,7 @@ class TextTokenizer:
         prompt = self._prompt(request)
         texts = [item for item in request.inputs if isinstance(item, TextInput)]
         batch = [prompt + item.text if item.pair is None else (prompt + item.text, item.pair) for item in texts]
+        unpooled = self._unpooled(prompt)
         with_offsets = describe or prompt
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         encodings = iter(encode(batch) if batch else [])
@@ -84,7 +91,7 @@ class TextTokenizer:
                 encoding = next(encodings)
                 kept = self._kept(number, item, encoding, request.truncation, len(prompt))
                 tokens = _describe(item, encoding, kept, len(prompt)) if describe else None
-                sequence = _sequence(item, encoding, kept, tokens)
+                sequence = self._sequence(item, encoding, kept, tokens, unpooled)
             else:
                 sequence = self._from_ids(number, item, request.truncation, describe=describe)
             sequences.append(sequence)
@@ -127,9 +134,32 @@ class TextTokenizer:
         maximum = self._artifact.max_tokens
         if len(owners) > maximum:
             _refuse_if_off(number, len(owners), maximum, truncation)
+            if maximum < len(special) + 1 + bool(second):
+                raise InvalidRequest(f"input {number}: the model's {maximum} tokens have no room for a pair of texts")
             keep_first, keep_second = _longest_first(len(first), len(second), maximum - len(special))
             first, second = _cut(first, keep_first, truncation), _cut(second, keep_second, truncation)
         return sorted(special + first + second)
+
+    def _sequence(
+        self, item: TextInput, encoding: Encoding, kept: SequenceOf[int], tokens: Tokens | None, unpooled: int
+    ) -> Sequence:
+        """Take the kept places of an encoding; of the unpooled ones in front those that were kept."""
+        ids = np.array(encoding.ids, dtype=np.int64)
+        segments = item.pair is not None and self._artifact.type_vocab_size > 1
+        types = np.array(encoding.type_ids, dtype=np.int64) if segments else None
+        if len(kept) < len(encoding):
+            ids, types = ids[kept], None if types is None else types[kept]
+            unpooled = sum(place < unpooled for place in kept)
+        return Sequence(ids, types, len(encoding), tokens, unpooled)
+
+    def _unpooled(self, prompt: str) -> int:
+        """Count the places that a prompt takes in front of its text, special tokens among them.
+
+        The rule is sentence-transformers': the prompt alone is tokenized, and its closing token left out.
+        """
+        if not prompt or self._artifact.pool_prompt:
+            return 0
+        return len(self._tokenizer.encode(prompt)) - len(self._suffix)
 
     def _from_ids(self, number: int, item: TokenIdsInput, truncation: Truncation, *, describe: bool) -> Sequence:
         ids, types = list(item.ids), list(item.token_type_ids) if item.token_type_ids else None
@@ -137,9 +167,10 @@ class TextTokenizer:
         length, maximum = len(ids), self._artifact.max_tokens
         if length > maximum:
             _refuse_if_off(number, length, maximum, truncation)
-            head, tail = len(self._prefix), len(self._suffix)
-            content = _cut(list(range(head, length - tail)), maximum - head - tail, truncation)
-            kept = [*range(head), *content, *range(length - tail, length)]
+            owners = self._owners(ids)
+            special, first, second = ([place for place in range(length) if owners[place] == o] for o in (-1, 0, 1))
+            keep_first, keep_second = _longest_first(len(first), len(second), maximum - len(special))
+            kept = sorted(special + _cut(first, keep_first, truncation) + _cut(second, keep_second, truncation))
             ids = [ids[place] for place in kept]
             types = types and [types[place] for place in kept]
         tokens = self._describe_ids(ids) if describe else None
@@ -149,7 +180,7 @@ class TextTokenizer:
 
     def _check_ids(self, number: int, ids: list[int], types: list[int] | None) -> None:
         """Refuse token ids that the tokenizer could not have made."""
-        vocabulary, segments = self._artifact.vocab_size, self._artifact.type_vocab_size
+        vocabulary, segments = self._artifact.vocab_size, max(1, self._artifact.type_vocab_size)
         head, tail = self._prefix, self._suffix
         if not ids:
             raise InvalidRequest(f"input {number} has no token ids; send at least one token beside the special ones")
@@ -165,7 +196,7 @@ class TextTokenizer:
                 f"input {number}: token ids must begin with {self._named(head)} and end with {self._named(tail)}, "
                 "as Tokenize returns them"
             )
-        if len(ids) <= len(head) + len(tail):
+        if all(owner == -1 for owner in self._owners(ids)):
             raise InvalidRequest(f"input {number} has special tokens alone; send at least one other token")
         if types and len(types) != len(ids):
             raise InvalidRequest(
@@ -179,22 +210,21 @@ class TextTokenizer:
 
     def _describe_ids(self, ids: list[int]) -> Tokens:
         """Describe given token ids: without a text there are no spans and no words."""
-        places = range(len(ids))
-        head, tail = len(self._prefix), len(ids) - len(self._suffix)
-        special = [place < head or place >= tail for place in places]
+        owners = self._owners(ids)
         texts = [self._tokenizer.id_to_token(token) or "" for token in ids]
         nowhere = [(0, 0)] * len(ids)
-        owners = [-1 if is_special else 0 for is_special in special]
+        special = [owner == -1 for owner in owners]
         return Tokens(ids, texts, nowhere, nowhere, [-1] * len(ids), owners, special)
 
-
-def _sequence(item: TextInput, encoding: Encoding, kept: SequenceOf[int], tokens: Tokens | None) -> Sequence:
-    """Take the kept places of an encoding."""
-    ids = np.array(encoding.ids, dtype=np.int64)
-    types = None if item.pair is None else np.array(encoding.type_ids, dtype=np.int64)
-    if len(kept) < len(encoding):
-        ids, types = ids[kept], None if types is None else types[kept]
-    return Sequence(ids, types, len(encoding), tokens)
+    def _owners(self, ids: list[int]) -> list[int]:
+        """Say which text each id belongs to: -1 for special tokens, 1 behind those that part a pair."""
+        owners: list[int] = []
+        parted = False
+        for token in ids:
+            special = token in self._special_ids
+            parted = parted or (special and 0 in owners)
+            owners.append(-1 if special else int(parted))
+        return owners
 
 
 def _refuse_if_off(number: int, length: int, maximum: int, truncation: Truncation) -> None:
@@ -238,6 +268,9 @@ def _describe(item: TextInput, encoding: Encoding, kept: SequenceOf[int], prompt
         owner, (start, end), word = owners[place], offsets[place], words[place]
         if owner == 0:
             start, end, word = max(start - prompt_chars, 0), max(end - prompt_chars, 0), word and word - first_word
+        if owner is not None:  # tokenizers that mark word beginnings count the space before a word to it
+            text = item.text if owner == 0 else item.pair or ""
+            start = end - len(text[start:end].lstrip()) if text[start:end].strip() else start
         if owner is None or start == end:
             start, end, word, owner = 0, 0, None, owner or 0
         in_bytes = byte_offsets[owner]

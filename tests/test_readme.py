@@ -45,6 +45,20 @@ def test_the_client_example(default_port: object, capsys: pytest.CaptureFixture[
     assert "(1, 1, 7, 7)" in printed
 
 
+def test_the_context_example(default_port: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of context prints what the README says that it shows."""
+    exec(compile(example("context"), "README.md", "exec"), {})  # noqa: S102
+    printed = capsys.readouterr().out.splitlines()
+    shown = README.split("<!-- test: context -->")[1].split("```text\n")[1].split("```")[0].splitlines()
+    numbers = [[float(number) for number in re.findall(r"\d+\.\d*", line)] for line in printed]
+    assert numbers == [
+        pytest.approx([float(number) for number in re.findall(r"\d+\.\d*", line)], abs=0.11) for line in shown
+    ]
+    dog, man = zip(*numbers[:6], strict=True)
+    assert [a > b for a, b in zip(dog, man, strict=True)] == [False, False, True, True, True, True]
+    assert numbers[7][2] > numbers[6][1] > numbers[6][2]
+
+
 def test_the_shell_example(default_port: object, capsys: pytest.CaptureFixture[str]) -> None:
     """The shell example prints what the README shows."""
     command, shown = example("shell").split("\n", 1)

@@ -21,6 +21,7 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_MEAN: _ClassVar[Pooling]
     POOLING_MAX: _ClassVar[Pooling]
     POOLING_LAST: _ClassVar[Pooling]
+    POOLING_SENTENCE: _ClassVar[Pooling]
 
 class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ POOLING_CLS: Pooling
 POOLING_MEAN: Pooling
 POOLING_MAX: Pooling
 POOLING_LAST: Pooling
+POOLING_SENTENCE: Pooling
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT16: DataType
@@ -251,7 +253,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models")
+    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models", "pooled_size")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +283,7 @@ class GetModelResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_SIZE_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     model_id: str
@@ -303,4 +306,5 @@ class GetModelResponse(_message.Message):
     max_message_bytes: int
     server_version: str
     models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+    pooled_size: int
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., pooled_size: _Optional[int] = ...) -> None: ...

@@ -68,7 +68,8 @@ class EncoderServicer(object):
 
     def EncodeStream(self, request_iterator, context):
         """Encodes many requests on one stream, many of them in flight. Answers come in the requests' order.
-        An item that fails is answered by its error and does not end the stream.
+        An item that fails is answered by its error and does not end the stream, unless it exceeds the server's
+        limit on request bytes. Requests are held back while too many bytes of answers are unread.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from model.attention import (
     MultiHeadAttention,
     merge_heads,
-    padding_mask,
     scaled_dot_product_attention,
     split_heads,
 )
+from model.masks import additive, padding_mask
 
 # batch, heads, query, key, head_dim
 SHAPES = [(1, 1, 1, 1, 1), (2, 3, 5, 5, 4), (1, 1, 2, 7, 3), (3, 5, 6, 1, 7), (2, 4, 9, 9, 8)]
@@ -55,7 +55,7 @@ def test_equals_a_loop_over_rows(shape: tuple[int, ...], masked: bool):
     lengths = [1 + row % keys for row in range(batch)] if masked else [keys] * batch
     may_see = np.arange(keys) < np.array(lengths)[:, None]  # (batch, key)
     mask = padding_mask(torch.from_numpy(may_see).long()) if masked else None
-    context, weights = scaled_dot_product_attention(query, key, value, mask, width**-0.5)
+    context, weights = scaled_dot_product_attention(query, key, value, mask, scale=width**-0.5)
     assert context.shape == (batch, heads, queries, width)
     assert weights.shape == (batch, heads, queries, keys)
     q, k, v = (tensor.double().numpy() for tensor in (query, key, value))
@@ -96,11 +96,11 @@ def test_all_heads_at_once_equal_one_head_at_a_time(hidden_size: int, heads: int
             hidden @ linear.weight[rows].T + linear.bias[rows]
             for linear in (attention.query, attention.key, attention.value)
         )
-        weights = (query @ key.transpose(1, 2) / width**0.5 + mask[:, 0]).softmax(dim=-1)
+        weights = (query @ key.transpose(1, 2) / width**0.5 + additive(mask, torch.float32)[:, 0]).softmax(dim=-1)
         contexts.append(weights @ value)
         head_weights.append(weights)
     expected = torch.cat(contexts, dim=-1) @ attention.output.weight.T + attention.output.bias
-    output, weights = attention(hidden, mask, output_attentions=True)
+    output, weights, _ = attention(hidden, mask, output_attentions=True)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(weights, torch.stack(head_weights, dim=1), rtol=0, atol=1e-6)
 
@@ -109,7 +109,7 @@ def test_weights_sum_to_one_and_are_zero_where_masked():
     """Each row of weights sums to 1, and a masked column weighs exactly 0, whatever lies there."""
     hidden = draw(3, 8, 24)
     attention_mask = mask_of(8, 1, 5)
-    _, weights = seeded(24, 3)(hidden, padding_mask(attention_mask), output_attentions=True)
+    weights = seeded(24, 3)(hidden, padding_mask(attention_mask), output_attentions=True).weights
     assert weights is not None
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3, 3, 8))
     masked = (attention_mask == 0)[:, None, None, :].expand_as(weights)
@@ -131,9 +131,10 @@ def test_what_is_masked_changes_nothing():
 def test_weights_only_when_asked_for():
     """Weights are None unless asked for, and asking leaves the output as it is."""
     attention, hidden = seeded(24, 3), draw(2, 4, 24)
-    output, weights = attention(hidden)
+    output, weights, cache = attention(hidden)
     assert weights is None
-    asked, weights = attention(hidden, output_attentions=True)
+    assert cache is None
+    asked, weights, _ = attention(hidden, output_attentions=True)
     assert weights is not None
     assert torch.equal(output, asked)
 
@@ -142,17 +143,18 @@ def test_weights_only_when_asked_for():
 def test_a_row_without_tokens_is_uniform(dtype: torch.dtype):
     """A fully masked row gives finite numbers: the same weight everywhere, no NaN."""
     attention = seeded(24, 3).to(dtype)
-    mask = padding_mask(torch.tensor([[0, 0, 0, 0], [1, 1, 0, 0]]), dtype)
-    assert torch.isfinite(mask).all()
-    output, weights = attention(draw(2, 4, 24).to(dtype), mask, output_attentions=True)
-    assert torch.isfinite(output).all()
-    assert weights is not None
-    assert (weights[0] == 0.25).all()
+    mask = padding_mask(torch.tensor([[0, 0, 0, 0], [1, 1, 0, 0]]))
+    assert torch.isfinite(additive(mask, dtype)).all()
+    for form in (mask, additive(mask, dtype)):
+        output, weights, _ = attention(draw(2, 4, 24).to(dtype), form, output_attentions=True)
+        assert torch.isfinite(output).all()
+        assert weights is not None
+        assert (weights[0] == 0.25).all()
 
 
 def test_a_mask_survives_a_narrower_dtype():
     """A float32 mask that a runtime casts to bfloat16 stays finite."""
-    assert torch.isfinite(padding_mask(torch.tensor([[1, 0]])).to(torch.bfloat16)).all()
+    assert torch.isfinite(additive(padding_mask(torch.tensor([[1, 0]])), torch.float32).to(torch.bfloat16)).all()
 
 
 def test_heads_must_divide_the_hidden_size():
@@ -161,7 +163,7 @@ def test_heads_must_divide_the_hidden_size():
         MultiHeadAttention(25, 4)
 
 
-@pytest.mark.parametrize("module", ["attention", "encoder", "embeddings"])
+@pytest.mark.parametrize("module", ["attention", "encoder", "embeddings", "masks", "norms"])
 def test_nothing_ready_made(module: str):
     """Attention and encoder are our own: built from torch's tensors and plain layers alone."""
     spec = importlib.util.find_spec(f"model.{module}")
@@ -179,6 +181,6 @@ def test_nothing_ready_made(module: str):
                 foreign_names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute):
             foreign_names.add(node.attr)
-    assert roots <= {"collections", "functools", "model", "torch", "typing"}
+    assert roots <= {"collections", "functools", "math", "model", "torch", "typing"}
     ready_made = {"scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"}
     assert not {name for name in foreign_names if name in ready_made or name.startswith(("Multihead", "Transformer"))}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BertForMaskedLM
 
-from model.checkpoint import RENAMES, load_encoder, read_json, rename
+from model.checkpoint import load_encoder, rename
 from model.errors import CheckpointError
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
@@ -277,31 +277,3 @@ def test_no_weights(folder: Path):
     """A folder without weights says which files were looked for."""
     with pytest.raises(CheckpointError, match=r"holds no weights; expected one of model\.safetensors, pytorch_model"):
         load_encoder(folder)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (None, "is missing"),
-        (b"{", "is not readable JSON"),
-        (b"\xff", "is not readable JSON"),
-        (b"[]", "must hold a JSON dict, got list"),
-    ],
-)
-def test_an_unreadable_config(folder: Path, text: bytes | None, reason: str):
-    """A config.json that is absent, no JSON or no object is refused with its path."""
-    path = folder / "config.json"
-    path.unlink()
-    if text is not None:
-        path.write_bytes(text)
-    with pytest.raises(CheckpointError, match=reason) as caught:
-        read_json(path)
-    assert str(path) in str(caught.value)
-
-
-def test_rename_knows_every_row():
-    """Each row of the table gives our name, and a name beyond the table gives None."""
-    for theirs, ours in RENAMES["bert"].items():
-        assert rename(theirs.format(n=11, p="bias"), "bert") == ours.format(n=11, p="bias")
-    assert rename("encoder.layer.x.output.dense.bias", "bert") is None
-    assert rename("encoder.layer.1.output.dense.scale", "bert") is None

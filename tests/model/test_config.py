@@ -1,4 +1,4 @@
-"""EncoderConfig: what it reads from a config.json, and what it refuses, by the field's name."""
+"""read_config: what it reads from a config.json, and what it refuses, by the field's name."""
 
 import json
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from model.config import EncoderConfig
+from model.checkpoint import read_json
 from model.errors import CheckpointError
+from model.families import read_config
 
 BERT: dict[str, object] = {
     "model_type": "bert",
@@ -32,25 +33,40 @@ def without(name: str) -> dict[str, object]:
 
 def test_reads_every_field():
     """Each field has the value of the config.json's field of that name, model_type being the family."""
-    config = EncoderConfig.from_hf(BERT)
-    assert asdict(config) == {"family": "bert", **without("model_type")}
-    assert config.head_dim == 32
+    config = read_config(BERT)
+    assert asdict(config) == {
+        "family": "bert",
+        **{name: value for name, value in BERT.items() if name not in ("model_type", "layer_norm_eps")},
+        "norm_eps": 1e-5,
+        "embedding_size": 384,
+        "head_dim": 32,
+        "gated": False,
+        "position_offset": 0,
+        "embedding_norm": True,
+        "norm": "layer",
+        "pre_norm": False,
+        "bias": True,
+        "scaled": True,
+        "relative_attention_num_buckets": 0,
+        "relative_attention_max_distance": 128,
+    }
     assert config.max_tokens == 512
 
 
 def test_reads_what_transformers_writes(make_bert: Callable[..., Path]):
     """A config.json that transformers saved is read, whatever else it holds."""
     raw = json.loads((make_bert(hidden_act="relu") / "config.json").read_text("utf-8"))
-    config = EncoderConfig.from_hf(raw)
+    config = read_config(raw)
     assert (config.hidden_size, config.num_attention_heads, config.head_dim) == (24, 3, 8)
     assert (config.hidden_act, config.vocab_size, config.max_tokens) == ("relu", 41, 40)
 
 
 def test_defaults_are_those_of_bert():
-    """A config.json without layer_norm_eps and pad_token_id gets BERT's: 1e-12 and 0."""
+    """A config.json without layer_norm_eps and pad_token_id, or with null there, gets BERT's: 1e-12 and 0."""
     raw = {name: BERT[name] for name in ("model_type", "hidden_act", *SIZES)}
-    config = EncoderConfig.from_hf(raw)
-    assert (config.layer_norm_eps, config.pad_token_id) == (1e-12, 0)
+    for absent in ({}, {"layer_norm_eps": None, "pad_token_id": None}):
+        config = read_config(raw | absent)
+        assert (config.norm_eps, config.pad_token_id) == (1e-12, 0)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +85,17 @@ def test_defaults_are_those_of_bert():
 )
 def test_accepts_what_changes_nothing(name: str, value: object):
     """A field that asks for no other computation is accepted."""
-    assert EncoderConfig.from_hf(BERT | {name: value}).family == "bert"
+    assert read_config(BERT | {name: value}).family == "bert"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("model_type", "t5"),
+        ("model_type", "gpt2"),
         ("model_type", None),
         ("model_type", ["bert"]),
-        ("hidden_act", "silu"),
         ("hidden_act", None),
+        ("hidden_act", "swiglu"),
         ("position_embedding_type", "relative_key"),
         ("position_embedding_type", "relative_key_query"),
         ("is_decoder", True),
@@ -88,11 +104,9 @@ def test_accepts_what_changes_nothing(name: str, value: object):
         ("pruned_heads", {"0": [1]}),
         ("layer_norm_eps", "1e-12"),
         ("layer_norm_eps", True),
-        ("layer_norm_eps", None),
         ("layer_norm_eps", -1.0),
         ("layer_norm_eps", float("nan")),
         ("layer_norm_eps", float("inf")),
-        ("pad_token_id", None),
         ("pad_token_id", -1),
         ("pad_token_id", 30522),
     ],
@@ -100,23 +114,32 @@ def test_accepts_what_changes_nothing(name: str, value: object):
 def test_refuses_what_it_would_compute_otherwise(name: str, value: object):
     """A field that asks for another computation, or is of no use, is refused with its name and value."""
     with pytest.raises(CheckpointError, match=f"config field {name}") as caught:
-        EncoderConfig.from_hf(BERT | {name: value})
+        read_config(BERT | {name: value})
     assert str(value) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["model_type", "hidden_act"])
-def test_refusals_say_what_is_supported(name: str):
+@pytest.mark.parametrize(
+    ("name", "supported"),
+    [
+        (
+            "model_type",
+            "supported families: bert, roberta, .*, mpnet, t5, mt5",
+        ),
+        ("hidden_act", "supported: gelu, gelu_new, relu, silu"),
+    ],
+)
+def test_refusals_say_what_is_supported(name: str, supported: str):
     """An unknown family or activation is refused with the list of those that are known."""
-    supported = {"model_type": "supported families: bert", "hidden_act": "supported activations: gelu, gelu_new, relu"}
-    with pytest.raises(CheckpointError, match=supported[name]):
-        EncoderConfig.from_hf(without(name))
+    with pytest.raises(CheckpointError, match=supported) as caught:
+        read_config(BERT | {name: "swiglu"})
+    assert "swiglu" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_every_size_must_be_there(name: str):
     """A missing size is named."""
     with pytest.raises(CheckpointError, match=f"config field {name} must be a whole number, got None"):
-        EncoderConfig.from_hf(without(name))
+        read_config(without(name))
 
 
 @pytest.mark.parametrize("value", ["12", 12.0, True, None, [12]], ids=repr)
@@ -124,7 +147,7 @@ def test_every_size_must_be_there(name: str):
 def test_every_size_must_be_a_whole_number(name: str, value: object):
     """A size of another type is refused with its name and value."""
     with pytest.raises(CheckpointError, match=f"config field {name} must be a whole number") as caught:
-        EncoderConfig.from_hf(BERT | {name: value})
+        read_config(BERT | {name: value})
     assert repr(value) in str(caught.value)
 
 
@@ -133,10 +156,29 @@ def test_every_size_must_be_a_whole_number(name: str, value: object):
 def test_every_size_must_be_positive(name: str, value: int):
     """A size below 1 is refused with its name and value."""
     with pytest.raises(CheckpointError, match=f"config field {name} must be at least 1, got {value}"):
-        EncoderConfig.from_hf(BERT | {name: value})
+        read_config(BERT | {name: value})
 
 
 def test_heads_must_divide_the_hidden_size():
     """A hidden size that does not divide into the heads is refused with both fields."""
     with pytest.raises(CheckpointError, match=r"hidden_size=384 is not divisible by num_attention_heads=7"):
-        EncoderConfig.from_hf(BERT | {"num_attention_heads": 7})
+        read_config(BERT | {"num_attention_heads": 7})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "is missing"),
+        (b"{", "is not readable JSON"),
+        (b"\xff", "is not readable JSON"),
+        (b"[]", "must hold a JSON dict, got list"),
+    ],
+)
+def test_an_unreadable_config(tmp_path: Path, text: bytes | None, reason: str):
+    """A config.json that is absent, no JSON or no object is refused with its path."""
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        read_json(path)
+    assert str(path) in str(caught.value)

@@ -1,12 +1,15 @@
 """Bad input: the documented status, a message that says what to change, and nobody else notices."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 import attencode
@@ -72,16 +75,26 @@ def test_refused_by_the_server(tiny: Client, inputs: Any, options: dict[str, Any
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        (["abc"], {"pooling": "median"}, "pooling 'median' is unknown; known: cls, last, max, mean"),
+        (["abc"], {"pooling": "median"}, "pooling 'median' is unknown; known: cls, last, max, mean, sentence"),
         (["abc"], {"truncation": "middle"}, "truncation 'middle' is unknown"),
         (["abc"], {"data_type": "int8"}, "data_type 'int8' is unknown"),
-        (["abc"], {"dimensions": -1}, "dimensions must be a whole number"),
+        (["abc"], {"dimensions": -1}, "dimensions a whole number from 1 on"),
         (["abc"], {"attention": [2**40]}, "layers and heads must be whole numbers"),
         (["abc"], {"attention": "all"}, "attention must be True, a number or a list of numbers"),
         (["a\ud800b"], {}, "input 0 cannot be written as UTF-8"),
         ([3.5], {}, "input 0 must be a text"),
         ([None], {}, "input 0 must be a text"),
         ([[2, -1, 3]], {}, "token ids that are whole numbers from 0"),
+        ([[2.0, 5.5, 3.0]], {}, "input 0 must be a text"),
+        (b"abc", {}, "inputs must be a text or a list of inputs, got bytes"),
+        ([b"abc"], {}, "input 0 must be a text, a pair of texts .a tuple., or token ids, got bytes"),
+        (None, {}, "inputs must be a text or a list of inputs, got NoneType"),
+        (["abc"], {"normalize": "no"}, "normalize must be True or False"),
+        (["abc"], {"prompt_name": 3}, "model and prompt_name must be text"),
+        (["abc"], {"heads": [1]}, "heads goes with attention"),
+        (["abc"], {"pooled": False}, "no output is asked for"),
+        (["abc"], {"pooled": False, "normalize": True}, "go with pooled vectors"),
+        (["abc"], {"attention": [1.7]}, "attention must be True, a number or a list of numbers"),
     ],
 )
 def test_refused_by_the_client(tiny: Client, inputs: Any, options: dict[str, Any], message: str) -> None:
@@ -97,6 +110,46 @@ def test_an_answer_too_large_says_what_fits(tiny: Client) -> None:
         tiny.encode(texts, attention=True)
     assert tiny.encode(texts, attention=True, data_type="float16").results[0].attention is not None
     assert tiny.encode(texts, attention=[0]).results[0].attention is not None
+
+
+def test_long_words_of_the_caller_keep_the_status(tiny: Client) -> None:
+    """An error that repeats what the caller sent is cut, and is still INVALID_ARGUMENT."""
+    for options in ({"prompt_name": "p" * 50_000}, {"model": "注" * 50_000}, {"hidden_states": [0] * 20_000}):
+        with others(tiny), pytest.raises(InvalidRequest, match=r"\.\.\. \(\d+ characters\)"):
+            tiny.encode("x", **options)
+    (answer,) = tiny.encode_stream([attencode.encode_request("x", model="x" * 100_000)])
+    assert isinstance(answer, InvalidRequest)
+    assert len(str(answer)) < 600
+
+
+def test_descriptions_count_as_well(serve: Callable[..., str], tiny_artifact: Path) -> None:
+    """An answer whose tokens alone exceed the limit is refused, on a stream without ending it."""
+    with Client(serve(tiny_artifact, max_message_bytes=20_000)) as client:
+        large, small = ["a b c d e f g h"] * 300, "a"
+        with pytest.raises(InvalidRequest, match=r"would hold [\d,]+ bytes, more than this server's 20,000"):
+            client.tokenize(large)
+        requests = [attencode.encode_request(inputs, tokens=True) for inputs in (small, large, small)]
+        answers = list(client.encode_stream(requests))
+        assert [type(answer).__name__ for answer in answers] == ["EncodeResult", "InvalidRequest", "EncodeResult"]
+
+
+def test_a_reader_that_stops_costs_bounded_memory(spawn: Callable[..., Any], minilm_artifact: Path) -> None:
+    """Unread answers of a stream hold its further requests back; other callers go on."""
+    server = spawn(minilm_artifact, "--provider", "cpu", "--max-message-bytes", str(2**25))
+    text = "hello world " * 130  # 19 MB of attention an answer
+    with Client(server.address) as client:
+        client.encode(text, attention=True)
+        process = psutil.Process(server.process.pid)
+        before = process.memory_info().rss
+        answers = client.encode_stream(attencode.encode_request(text, attention=True) for _ in range(64))
+        next(answers)
+        most = 0
+        for _ in range(30):
+            time.sleep(0.1)
+            client.encode("hello")
+            most = max(most, process.memory_info().rss)
+        assert most - before < 10 * 2**25
+        assert sum(1 for _ in answers) == 63, "once it reads again, it gets the rest"
 
 
 def test_a_megabyte_of_text(tiny: Client) -> None:
@@ -135,7 +188,7 @@ def raw(tiny: Client, data: bytes) -> Any:
         (pb.EncodeRequest(inputs=[pb.Input(text="a")], data_type=7).SerializeToString(), "data_type 7 is unknown"),
         (
             pb.EncodeRequest(inputs=[pb.Input(text="a")], pooled=pb.PooledOptions(pooling=8)).SerializeToString(),
-            "pooling 8 is unknown; known: 1 .cls., 2 .mean., 3 .max., 4 .last.",
+            "pooling 8 is unknown; known: 1 .cls., 2 .mean., 3 .max., 4 .last., 5 .sentence.",
         ),
     ],
 )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from service.cli import main
@@ -67,8 +68,9 @@ def test_info(minilm_address: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["encode", "", "--address", "{address}"], "input 0 is empty"),
         (["attend", "x", "--layer", "9", "--address", "{address}"], "attention layer 9 does not exist"),
         (["info", "--address", "127.0.0.1:1", "--timeout", "3"], "no server answers"),
-        (["serve", "/nowhere/at/all"], "could not be exported"),
+        (["serve", "/nowhere/at/all"], "is not a folder"),
         (["serve", "x", "--bogus", "1"], "unrecognized arguments: --bogus"),
+        (["serve", "~nobodyatall/x"], "is not a folder"),
         (["export", "/nowhere/at/all", "-o", "{tmp}/out"], "is not a folder"),
     ],
 )
@@ -96,6 +98,54 @@ def test_serve_exports_once(spawn: Callable[..., object], make_bert: Callable[..
     (checkpoint / "config.json").touch()
     assert spawn(checkpoint, "--cache-dir", str(tmp_path)).terminate() == 0
     assert len(list(tmp_path.iterdir())) == 2, "a changed checkpoint is exported anew"
+
+
+def test_a_damaged_cache_is_made_again(
+    spawn: Callable[..., object], make_bert: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A cached artifact that is not whole any more is exported again."""
+    checkpoint = make_bert(num_hidden_layers=1, hidden_size=12)
+    assert spawn(checkpoint, "--cache-dir", str(tmp_path)).terminate() == 0
+    (tokenizer,) = tmp_path.glob("*/tokenizer.json")
+    tokenizer.write_text("{}")
+    assert spawn(checkpoint, "--cache-dir", str(tmp_path)).terminate() == 0
+
+
+def test_sigterm_ends_the_export_too(make_bert: Callable[..., Path], tmp_path: Path) -> None:
+    """SIGTERM while `serve` still exports ends both processes with exit code 0 and leaves no artifact."""
+    checkpoint = make_bert(num_hidden_layers=1, hidden_size=36)
+    command = [sys.executable, "-m", "service", "serve", str(checkpoint), "--cache-dir", str(tmp_path / "cache")]
+    command += ["--port", "0", "--metrics-port", "none"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"exporting" in process.stderr.readline()
+        children: list[psutil.Process] = []
+        while not children:
+            children = psutil.Process(process.pid).children()
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+    assert not any(child.is_running() for child in children)
+    assert not list((tmp_path / "cache").glob("[!.]*"))
+
+
+def test_any_script_on_any_terminal(minilm_address: str) -> None:
+    """Text that the terminal's encoding lacks is escaped, in JSON validly."""
+    for flags in ([], ["--json"]):
+        command = [sys.executable, "-m", "service", "attend", "中文 👍", "--address", minilm_address, *flags]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment).stdout
+        assert "\\u4e2d" in printed
+        if flags:
+            assert json.loads(printed)["tokens"][1] == "中"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_deadlines_are_checked(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    """A deadline that is no positive number of seconds is refused before anything is sent."""
+    with pytest.raises(SystemExit):
+        main(["info", "--timeout", seconds])
+    assert "must be seconds above 0" in capsys.readouterr().err
 
 
 def test_python_m_service(tmp_path: Path) -> None:

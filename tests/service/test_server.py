@@ -137,6 +137,22 @@ def test_health_turns_before_calls_end(spawn: Callable[..., object], tiny_artifa
     assert server.process.wait(timeout=30) == 0
 
 
+def test_padding_never_exceeds_the_model(spawn: Callable[..., object], tiny_artifact: Path) -> None:
+    """A padding step above the model's positions pads to them at most."""
+    server = spawn(tiny_artifact, "--pad-to-multiple-of", "1000")
+    with attencode.Client(server.address) as client:
+        assert client.encode(["a", "a b c"]).pooled is not None
+
+
+def test_an_unknown_host_stops_the_start(tiny_artifact: Path) -> None:
+    """A host that is not ours is one line that says what is wrong with it."""
+    command = [sys.executable, "-m", "service", "serve", str(tiny_artifact), "--host", "nohost.invalid"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "host 'nohost.invalid'" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
 def mixed_texts(count: int) -> list[str]:
     draw = random.Random(5)
     words = [
@@ -237,6 +253,8 @@ def test_sigterm_under_load(spawn: Callable[..., object], minilm_artifact: Path)
         (["m", "--port", "seventy"], "--port: Input should be a valid integer"),
         (["m", "--threads", "0"], "--threads: Input should be greater than or equal to 1"),
         (["m", "--provider", "tpu"], "--provider: Input should be 'auto', 'cuda', 'openvino' or 'cpu'"),
+        (["m", "--max-queue-delay-ms", "inf"], "--max-queue-delay-ms: Input should be a finite number"),
+        (["m", "--max-inputs", "4294967296"], "--max-inputs: Input should be less than or equal to 2147483647"),
         (["m", "--bogus", "1"], "unrecognized arguments: --bogus 1"),
         ([], "MODEL is missing"),
     ],
@@ -257,7 +275,12 @@ def test_flags_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (parse_config([]).model, parse_config([]).max_inputs) == ("from-the-environment", 7)
     assert parse_config(["m", "--max-inputs", "9"]).max_inputs == 9
     monkeypatch.setenv("ATTENCODE_SERVICE_HOST", "10.0.0.1")
-    assert parse_config([]).max_inputs == 7
+    monkeypatch.setenv("ATTENCODE_PORT", "tcp://10.0.0.1:50051")  # as Kubernetes sets it
+    assert parse_config([]).port == 50051
+    monkeypatch.setenv("ATTENCODE_PORT", "x")
+    with pytest.raises(ConfigError, match=r"--port \(or ATTENCODE_PORT\): Input should be a valid integer"):
+        parse_config([])
+    monkeypatch.delenv("ATTENCODE_PORT")
     monkeypatch.setenv("ATTENCODE_MAX_IMPUTS", "7")
     with pytest.raises(ConfigError, match="ATTENCODE_MAX_IMPUTS is no setting"):
         parse_config([])

@@ -1,5 +1,6 @@
 """Session and placement: the right provider, the same numbers, and no silent fallback."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -27,7 +28,7 @@ def random_batch(
     shape = (len(lengths), max(lengths))
     mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
     ids = draw.integers(1000, artifact.vocab_size, shape) * mask
-    return Batch(graph, outputs, lengths, ids, mask, np.zeros_like(ids))  # type: ignore[arg-type]
+    return Batch(graph, outputs, lengths, ids, mask, np.zeros_like(ids), mask)  # type: ignore[arg-type]
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -61,6 +62,22 @@ def test_openvino_agrees_with_float32(artifact: Artifact, precision: str) -> Non
     assert cosines(exact["pooled_mean"], close["pooled_mean"]).min() > 0.9999
     if precision == "float32":
         np.testing.assert_allclose(close["pooled_mean"], exact["pooled_mean"], atol=1e-4)
+
+
+def test_openvino_company_changes_little(artifact: Artifact) -> None:
+    """In bf16 a sequence alone and in a padded batch: cosine 0.9999 pooled, 0.999 for each token."""
+    try:
+        session = Session(artifact, choose_placement("openvino", "bfloat16"), threads=2)
+    except ProviderError as error:
+        pytest.skip(str(error))
+    outputs = ("last_hidden_state", "pooled_mean")
+    batch = random_batch(artifact, (7, 64, 23, 40), outputs)
+    together = session.run(batch)
+    for row, length in enumerate(batch.lengths):
+        ids, mask = batch.input_ids[row : row + 1, :length], batch.attention_mask[row : row + 1, :length]
+        alone = session.run(Batch("encode", outputs, (length,), ids, mask, np.zeros_like(ids), mask))
+        assert cosines(alone["pooled_mean"][0], together["pooled_mean"][row]) > 0.9999
+        assert cosines(alone["last_hidden_state"][0], together["last_hidden_state"][row, :length]).min() > 0.999
 
 
 def test_openvino_attention_rows_sum_to_one(artifact: Artifact) -> None:
@@ -137,6 +154,12 @@ def test_usable_cores_follow_the_affinity() -> None:
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
+def edit(folder: Path, **values: object) -> None:
+    """Change values of an artifact's description."""
+    path = folder / "artifact.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -145,6 +168,13 @@ def test_usable_cores_follow_the_affinity() -> None:
         (lambda folder: (folder / "artifact.json").write_text('{"format_version": 99}'), "has format 99"),
         (lambda folder: (folder / "artifact.json").unlink(), "is no artifact"),
         (lambda folder: (folder / "encode.onnx").write_bytes(b"x"), "was changed or damaged"),
+        (lambda folder: edit(folder, files={"encode.onnx": 3}), "must name encode.onnx, inspect.onnx"),
+        (lambda folder: edit(folder, poolings=None), "no export writes for poolings"),
+        (lambda folder: edit(folder, max_tokens="x", prompts=[1]), "no export writes for max_tokens, prompts"),
+        (lambda folder: edit(folder, hidden_size=0), "no export writes for hidden_size"),
+        (lambda folder: edit(folder, pad_token_id=99999), "no export writes for pad_token_id"),
+        (lambda folder: edit(folder, default_prompt_name="zz"), "no export writes for default_prompt_name"),
+        (lambda folder: edit(folder, normalize="no", model_id=5), "no export writes for model_id, normalize"),
     ],
 )
 def test_a_spoilt_artifact_is_refused(

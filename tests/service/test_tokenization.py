@@ -151,6 +151,23 @@ def test_token_ids_pass_through(tokenizer: TextTokenizer) -> None:
     assert set(again.tokens.char_spans) == {(0, 0)}
 
 
+def test_a_pair_of_token_ids(tokenizer: TextTokenizer) -> None:
+    """Ids of a pair are described and cut like the pair itself: separators stay, the longer text loses first."""
+    for first, second in ((2, 3), (10, 400), (300, 300)):
+        pair = TextInput("dog " * first, "cat " * second)
+        (whole,) = tokenize(tokenizer, pair)
+        cls, sep, dog, cat = 101, 102, 3899, 4937
+        ids = (cls, *[dog] * first, sep, *[cat] * second, sep)
+        types = (*[0] * (first + 2), *[1] * (second + 1))
+        (again,) = tokenize(tokenizer, TokenIdsInput(ids, types))
+        assert again.input_ids.tolist() == whole.input_ids.tolist()
+        assert again.token_type_ids is not None
+        assert again.token_type_ids.tolist() == whole.token_type_ids.tolist()  # type: ignore[union-attr]
+        assert again.tokens is not None
+        assert again.tokens.special == whole.tokens.special  # type: ignore[union-attr]
+        assert again.tokens.sequences == whole.tokens.sequences  # type: ignore[union-attr]
+
+
 def test_long_token_ids_are_truncated(tokenizer: TextTokenizer) -> None:
     """Token ids obey the same length policy as text."""
     ids = (101, *range(2000, 2300), 102)

@@ -1,0 +1,124 @@
+"""Tiny seeded checkpoints of every family, made by transformers, and its eager answers as the oracle."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, PreTrainedTokenizerFast, T5EncoderModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+_BERT_LIKE = {
+    "vocab_size": 60,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 80,
+}
+_OFFSET = {**_BERT_LIKE, "max_position_embeddings": 82, "pad_token_id": 1, "type_vocab_size": 1}
+_DISTILBERT = {
+    "vocab_size": 60,
+    "dim": 24,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 40,
+    "max_position_embeddings": 80,
+}
+_MPNET = {key: value for key, value in _OFFSET.items() if key != "type_vocab_size"}
+_T5 = {"vocab_size": 60, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+
+# Family, and the configs that differ in the fields that matter.
+CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", _BERT_LIKE),
+    "bert, relu, one head": ("bert", {**_BERT_LIKE, "hidden_act": "relu", "num_attention_heads": 1}),
+    "bert, gelu_new, three segments": ("bert", {**_BERT_LIKE, "hidden_act": "gelu_new", "type_vocab_size": 3}),
+    "roberta": ("roberta", _OFFSET),
+    "roberta, padding index 0": ("roberta", {**_OFFSET, "pad_token_id": 0}),
+    "roberta, 1e-5, silu": ("roberta", {**_OFFSET, "layer_norm_eps": 1e-5, "hidden_act": "silu"}),
+    "xlm-roberta": ("xlm-roberta", _OFFSET),
+    "xlm-roberta, one layer": ("xlm-roberta", {**_OFFSET, "num_hidden_layers": 1, "layer_norm_eps": 1e-5}),
+    "xlm-roberta, padding index 3": ("xlm-roberta", {**_OFFSET, "pad_token_id": 3, "max_position_embeddings": 84}),
+    "camembert": ("camembert", _OFFSET),
+    "camembert, four heads": ("camembert", {**_OFFSET, "num_attention_heads": 4}),
+    "camembert, two segments": ("camembert", {**_OFFSET, "type_vocab_size": 2}),
+    "distilbert": ("distilbert", _DISTILBERT),
+    "distilbert, sinusoidal": ("distilbert", {**_DISTILBERT, "sinusoidal_pos_embds": True}),
+    "distilbert, relu, two heads": ("distilbert", {**_DISTILBERT, "activation": "relu", "n_heads": 2}),
+    "electra": ("electra", {**_BERT_LIKE, "embedding_size": 24}),
+    "electra, small embeddings": ("electra", {**_BERT_LIKE, "embedding_size": 16}),
+    "electra, large embeddings": ("electra", {**_BERT_LIKE, "embedding_size": 32, "hidden_act": "relu"}),
+    "mpnet": ("mpnet", _MPNET),
+    "mpnet, one layer": ("mpnet", {**_MPNET, "num_hidden_layers": 1}),
+    "mpnet, four heads, 1e-5": ("mpnet", {**_MPNET, "num_attention_heads": 4, "layer_norm_eps": 1e-5}),
+    "t5, plain": ("t5", _T5),
+    "t5, gated, other head width": ("t5", {**_T5, "feed_forward_proj": "gated-gelu", "d_kv": 5}),
+    "t5, eight buckets to 20": (
+        "t5",
+        {**_T5, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+    ),
+    "mt5": ("mt5", {**_T5, "feed_forward_proj": "gated-gelu"}),
+    "mt5, gated silu": ("mt5", {**_T5, "feed_forward_proj": "gated-silu", "num_layers": 1}),
+    "mt5, plain": ("mt5", {**_T5, "feed_forward_proj": "relu"}),
+}
+
+
+def make_model(name: str) -> Any:
+    """Make a case's model with random weights large enough that differences show."""
+    family, settings = CASES[name]
+    config = CONFIG_MAPPING[family](**settings)
+    config._attn_implementation = "eager"
+    torch.manual_seed(11)
+    if family in ("t5", "mt5"):
+        from transformers import MT5EncoderModel
+
+        model = (MT5EncoderModel if family == "mt5" else T5EncoderModel)(config)
+    else:
+        model = AutoModel.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                middle = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
+                parameter.copy_(middle + torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+def save(name: str, folder: Path) -> Any:
+    """Save a case's checkpoint with a small tokenizer that fits it; gives the model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    model = make_model(name)
+    model.save_pretrained(folder)
+    pad = model.config.pad_token_id
+    specials = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>", "bos_token": "<s>"}
+    words = [word for key, word in specials.items() if key != "pad_token"]
+    words += [*"abcdefghijklmnopqrstuvwxyz", *(["the", "old", "man", "sat", "by", "river", "and", "watched", "boats"])]
+    words.insert(pad, "<pad>")
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    t5 = CASES[name][0] in ("t5", "mt5")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>" if t5 else "<s> $A </s>",
+        pair="$A </s> $B </s>" if t5 else "<s> $A </s> $B </s>",
+        special_tokens=[(word, words.index(word)) for word in ("<s>", "</s>")],
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
+    return model
+
+
+def padded_batch(model: Any, lengths: tuple[int, ...], *, left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make random ids and their mask, (batch, seq) int64; no token inside is the padding token."""
+    pad = model.config.pad_token_id
+    draw = torch.Generator().manual_seed(sum(lengths))
+    seq = max(lengths)
+    places = torch.arange(seq)
+    count = torch.tensor(lengths)[:, None]
+    mask = ((places >= seq - count) if left else (places < count)).long()
+    ids = torch.randint(pad + 1, model.config.vocab_size, (len(lengths), seq), generator=draw)
+    return ids * mask + pad * (1 - mask), mask
+
+
+def oracle(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    """Give transformers' own answer, with all hidden states and attentions."""
+    with torch.inference_mode():
+        return model(input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)

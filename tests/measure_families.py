@@ -1,0 +1,75 @@
+"""Print the table of measured differences from transformers that stands in model/README.md.
+
+python tests/measure_families.py
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import families  # noqa: E402
+
+from model.checkpoint import load_encoder  # noqa: E402
+from model.export import export  # noqa: E402
+
+LENGTHS = ((5, 17, 3), (40, 8, 64, 2))
+
+
+def differences(got: dict[str, Any], expected: Any, mask: torch.Tensor) -> tuple[float, float]:
+    """Give the largest difference of hidden states and of attention weights at real places."""
+    real = mask.bool().numpy()
+    rows = real[:, None, :, None] & real[:, None, None, :]
+    states = max(
+        float(np.abs(got[f"hidden_states_{layer}"] - theirs.numpy())[real].max())
+        for layer, theirs in enumerate(expected.hidden_states)
+    )
+    weights = max(
+        float(np.abs((got[f"attentions_{layer}"] - theirs.numpy()) * rows).max())
+        for layer, theirs in enumerate(expected.attentions)
+    )
+    return states, weights
+
+
+def measure(case: str, folder: Path) -> list[float]:
+    """Measure one case: torch's two differences, then ONNX's."""
+    model = families.save(case, folder / "checkpoint")
+    encoder = load_encoder(folder / "checkpoint")
+    artifact = export(str(folder / "checkpoint"), folder / "artifact", report=lambda _line: None)
+    session = onnxruntime.InferenceSession(artifact / "inspect.onnx", providers=["CPUExecutionProvider"])
+    worst = np.zeros(4)
+    for lengths in LENGTHS:
+        ids, mask = families.padded_batch(model, lengths)
+        expected = families.oracle(model, ids, mask)
+        types = torch.zeros_like(ids)
+        with torch.inference_mode():
+            output = encoder(ids, mask, types, output_hidden_states=True, output_attentions=True)
+        ours = {f"hidden_states_{layer}": state.numpy() for layer, state in enumerate(output.hidden_states)}
+        ours |= {f"attentions_{layer}": weights.numpy() for layer, weights in enumerate(output.attentions)}
+        fed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "token_type_ids": types.numpy()}
+        names = [put.name for put in session.get_outputs()]
+        run = session.run(names, {put.name: fed[put.name] for put in session.get_inputs()})
+        exported = dict(zip(names, run, strict=True))
+        worst = np.maximum(worst, [*differences(ours, expected, mask), *differences(exported, expected, mask)])
+    return [float(value) for value in worst]
+
+
+def main() -> None:
+    """Measure every case and print a Markdown table."""
+    print("| checkpoint | torch: hidden states | attention | ONNX: hidden states | attention |")
+    print("|---|---|---|---|---|")
+    for case in families.CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            row = measure(case, Path(folder))
+        print(f"| {case} | " + " | ".join(f"{value:.0e}" for value in row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
