@@ -46,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know every script
     try:
         if words[:1] == ["serve"]:  # its flags are the settings themselves
-            return _serve(words[1:])
+            before = signal.getsignal(signal.SIGTERM)
+            try:
+                return _serve(words[1:])
+            finally:
+                signal.signal(signal.SIGTERM, before)
         parsed = _parser().parse_args(words)
         status: int = parsed.run(parsed)
         sys.stdout.flush()
@@ -110,8 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(words: list[str]) -> int:
-    # Until the server itself listens for it, SIGTERM ends us in order, and an export that we wait for with us.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end_in_order)  # until the server itself listens for it
     from service.config import parse_config  # noqa: PLC0415 - heavy, and needs the extra of a server
 
     config = parse_config(words)
@@ -179,13 +182,33 @@ def _cached_artifact(model: str, revision: str | None, cache_dir: Path) -> Path:
         return folder
     sys.stderr.write(f"{model} is not exported yet; exporting it to {folder}\n")
     command = [sys.executable, "-m", "service", "export", model, "-o", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    status = subprocess.run(  # noqa: S603 - our own command line
-        command + (["--revision", revision] if revision else []), check=False, stdout=sys.stderr, env=environment
-    ).returncode
+    status = _run_export(command + (["--revision", revision] if revision else []))
     if status or not is_artifact(folder):
         raise SystemExit(status or 1)  # the export has said why
     return folder
+
+
+def _run_export(command: list[str]) -> int:
+    """Run an export to its end and give its exit status; SIGTERM ends it together with us."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    early: list[int] = []  # a signal while the child is being made, when it could not be ended yet
+    signal.signal(signal.SIGTERM, lambda number, _frame: early.append(number))
+    with subprocess.Popen(command, stdout=sys.stderr, env=environment) as child:  # noqa: S603 - our own command line
+
+        def end(*_: object) -> None:
+            child.kill()
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        if early:
+            end()
+        status = child.wait()
+    signal.signal(signal.SIGTERM, _end_in_order)
+    return status
+
+
+def _end_in_order(*_: object) -> None:
+    sys.exit(0)
 
 
 def _fingerprint(folder: Path) -> list[Any]:
