@@ -75,6 +75,7 @@ class Engine:
         self._numbers = count()
         self._batches: set[asyncio.Task[None]] = set()
         self._running = 0  # batches that the runner holds
+        self._submitted = 0  # requests that are not answered yet
         self._pump_due: asyncio.Handle | None = None
         self._rate_tokens_s = 0.0
         self._accepting = False
@@ -127,6 +128,7 @@ class Engine:
             job.numbers.append(number)
             self._jobs[number] = (job, place)
             self._waiting.add(Waiting(number, sequence.length, graph, now))
+        self._submitted += 1
         self._schedule_pump()
         try:
             async with asyncio.timeout(None if deadline_s is None else deadline_s - now):
@@ -134,6 +136,7 @@ class Engine:
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed while the request waited or ran") from error
         finally:
+            self._submitted -= 1
             self._forget(job)
 
     def check_accepting(self) -> None:
@@ -208,7 +211,7 @@ class Engine:
             outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
             batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits)
             metrics.record_batch_started(len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
-            result = await self._runner.run(batch)
+            result = await self._runner.run(batch, alone=self._submitted == 1)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
             metrics.record_batch_ended(graph, "error", 0.0)
             self._fail(taken, error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -36,7 +37,7 @@ class GateRunner:
     async def stop(self) -> None:
         pass
 
-    async def run(self, batch: Batch) -> BatchResult:
+    async def run(self, batch: Batch, *, alone: bool = False) -> BatchResult:
         self.batches.append(batch)
         await self.gate.wait()
         if self.error:
@@ -265,6 +266,31 @@ def test_the_local_runner_runs_a_real_session(tiny_artifact: Path) -> None:
             alone = await engine.submit([item], OUTPUT, "encode", None)
             np.testing.assert_allclose(alone.rows[0]["pooled_mean"], row["pooled_mean"], atol=1e-5)
         await engine.finish(within_s=10)
+        await engine.stop()
+
+    run(test)
+
+
+def test_a_lone_short_batch_needs_no_thread(tiny_artifact: Path) -> None:
+    """A short batch runs on the event loop's thread when its caller is alone, and on another one else."""
+
+    async def test() -> None:
+        session = Session(open_artifact(tiny_artifact), choose_placement("cpu", "float32"), threads=1)
+        engine = await started(LocalRunner(session))
+        threads: list[int] = []
+        run_session = session.run
+
+        def noted(batch: Batch) -> Any:
+            threads.append(threading.get_ident())
+            return run_session(batch)
+
+        session.run = noted  # type: ignore[method-assign]
+        here = threading.get_ident()
+        await engine.submit([sequence(5)], OUTPUT, "encode", None)
+        await asyncio.gather(*(engine.submit([sequence(5)], OUTPUT, "encode", None) for _ in range(2)))
+        await engine.submit([sequence(5, 30)] * 4, OUTPUT, "encode", None)
+        assert threads[0] == here
+        assert all(thread != here for thread in threads[1:])
         await engine.stop()
 
     run(test)
