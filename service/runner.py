@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from service.batching import Batch
 from service.session import Session
 
-
 # Up to so many tokens (1 to 2 ms on two cores) a lone batch runs on the event loop's own thread: handing it
 # over and back costs 0.15 ms, a tenth of the whole call, and whoever comes meanwhile would wait for the
 # device anyway.
