@@ -24,30 +24,32 @@ class Embeddings(nn.Module):
         self.norm = make_norm(config, width) if config.embedding_norm else None
         self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
         self.position_offset = config.position_offset
+        self.pad_token_id = config.pad_token_id
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Tensor:
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed a batch.
 
         Shape:
-            input_ids, attention_mask, token_type_ids: (batch, seq) int64
+            input_ids, token_type_ids: (batch, seq) int64
             returns: (batch, seq, hidden) float32
         """
         hidden: Tensor = self.token(input_ids)  # (batch, seq, embedding)
         if self.segment is not None and token_type_ids is not None:
             hidden = hidden + self.segment(token_type_ids)
         if self.position is not None:
-            hidden = hidden + self.position(self._position_ids(attention_mask))
+            hidden = hidden + self.position(self._position_ids(input_ids))
         if self.norm is not None:
             hidden = self.norm(hidden)
         if self.projection is not None:
             hidden = self.projection(hidden)  # (batch, seq, hidden)
         return hidden
 
-    def _position_ids(self, attention_mask: Tensor) -> Tensor:
-        """Number the places: all of them from 0, or with an offset the tokens alone.
+    def _position_ids(self, input_ids: Tensor) -> Tensor:
+        """Number the places: all of them from 0, or with an offset those that do not hold the padding token.
 
-        With an offset padded places get offset - 1, the padding index, as in fairseq's RoBERTa.
+        Those that do, in a text too, get offset - 1, the padding index, as in fairseq's RoBERTa.
         """
         if not self.position_offset:
-            return torch.arange(attention_mask.shape[1], device=attention_mask.device)  # (seq,)
-        return attention_mask.cumsum(dim=1) * attention_mask + self.position_offset - 1  # (batch, seq)
+            return torch.arange(input_ids.shape[1], device=input_ids.device)  # (seq,)
+        counted = (input_ids != self.pad_token_id).long()  # (batch, seq)
+        return counted.cumsum(dim=1) * counted + self.position_offset - 1

@@ -134,7 +134,7 @@ class Encoder(nn.Module):
         Shape:
             input_ids, attention_mask (1 = token, 0 = padding), token_type_ids: (batch, seq) int64
         """
-        hidden = self.embeddings(input_ids, attention_mask, token_type_ids)  # (batch, seq, hidden)
+        hidden = self.embeddings(input_ids, token_type_ids)  # (batch, seq, hidden)
         seq = input_ids.shape[1]
         mask = additive(padding_mask(attention_mask), hidden.dtype)  # (batch, 1, 1, key)
         position_bias = None if self.position_bias is None else self.position_bias(seq, seq)

@@ -33,7 +33,7 @@ from model.encoder import Encoder
 from model.errors import CheckpointError, ExportError
 from model.graphs import WEIGHTS_FILE, EncoderGraph, attach_weights, fold_weights, trace, write_weights
 from model.hub import Source, locate
-from model.sentence import SentenceSettings, read_sentence, read_tokenizer
+from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
 FORMAT_VERSION = 2
 ARTIFACT_FILE = "artifact.json"
@@ -73,9 +73,10 @@ def export(
     source = locate(model, revision)
     if model_id is not None:
         source = replace(source, model_id=model_id)
-    encoder = load_encoder(source.folder)
+    place = encoder_folder(source.folder)
+    encoder = load_encoder(place)
     settings, head = read_sentence(source.folder, encoder.config)
-    tokenizer = read_tokenizer(source.folder, encoder.config)
+    tokenizer = read_tokenizer(place, encoder.config)
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     if settings.max_tokens <= special:
         raise CheckpointError(

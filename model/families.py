@@ -165,6 +165,9 @@ def _t5(raw: Raw) -> dict[str, Any]:
     gated, activation = form.startswith("gated-"), form.removeprefix("gated-")
     # Hugging Face reads `gated-gelu` as the tanh approximation, as T5 1.1 was trained.
     activation = _supported("feed_forward_proj", form, "gelu_new" if gated and activation == "gelu" else activation)
+    for name, agreed in (("dense_act_fn", activation), ("is_gated_act", gated)):
+        if raw.get(name) not in (None, agreed):
+            raise CheckpointError(f"config field {name}={raw[name]!r} is at odds with feed_forward_proj={form!r}")
     return {
         "vocab_size": _positive(raw, "vocab_size"),
         "embedding_size": hidden,

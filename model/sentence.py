@@ -5,9 +5,11 @@ Hugging Face folder gets sentence-transformers' own defaults: mean pooling, not 
 May import: config, checkpoint, head, errors, tokenizers.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 from torch import nn
@@ -17,7 +19,16 @@ from model.config import EncoderConfig
 from model.errors import CheckpointError, first_line
 from model.head import Normalize, SentenceHead, read_dense, read_poolings
 
-_TRANSFORMER_FILE = "sentence_bert_config.json"
+# The names under which sentence-transformers looks for the Transformer module's settings, in its order.
+_TRANSFORMER_FILES = [
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+_PACKAGE = "sentence_transformers."
+# Settings of that module that are honoured, or that say what is done anyway.
+_TRANSFORMER_FIELDS = ("max_seq_length", "do_lower_case", "modality_config")
+_AS_ALWAYS = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+_MODALITIES = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _SLOW_VOCABULARY = "vocab.txt"
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 # What T5 was trained on, and what it gets where nothing sets a limit (Raffel et al. 2020, section 3.1.2).
@@ -50,7 +61,9 @@ def read_sentence(folder: Path, config: EncoderConfig) -> tuple[SentenceSettings
     Raises:
         CheckpointError: A module or pooling that is not supported, or a file that cannot be read.
     """
-    max_tokens = _max_tokens(folder, config)
+    source = encoder_folder(folder)
+    _check_transformer(source)
+    max_tokens = _max_tokens(source, config)
     if not (folder / "modules.json").is_file():
         return SentenceSettings(max_tokens), SentenceHead(["mean"])
     modules = _modules(folder)
@@ -74,6 +87,37 @@ def read_sentence(folder: Path, config: EncoderConfig) -> tuple[SentenceSettings
     return settings, SentenceHead(poolings, behind[:-1] if normalize else behind)
 
 
+def encoder_folder(folder: Path) -> Path:
+    """Give the folder of the encoder itself: a sentence-transformers folder may keep it in one of its own.
+
+    Raises:
+        CheckpointError: `modules.json` cannot be read.
+    """
+    if not (folder / "modules.json").is_file():
+        return folder
+    return _modules(folder)[0][1]
+
+
+def _transformer_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Read the Transformer module's settings; empty where there are none."""
+    path = next((folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
+    return (folder, {}) if path is None else (path, read_json(path))
+
+
+def _check_transformer(folder: Path) -> None:
+    """Refuse settings of the Transformer module that would change the numbers."""
+    path, raw = _transformer_settings(folder)
+    others = [
+        name
+        for name, value in raw.items()
+        if name not in _TRANSFORMER_FIELDS and value not in (None, False, {}, [], _AS_ALWAYS.get(name))
+    ]
+    if raw.get("modality_config") not in (None, {}, _MODALITIES):
+        others.append("modality_config")
+    if others:
+        raise CheckpointError(f"{path} sets {', '.join(others)}, which is not supported")
+
+
 def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     """Load the folder's tokenizer, without the truncation and padding that may be saved in it.
 
@@ -93,6 +137,7 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
         tokenizer = _convert_tokenizer(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    tokenizer = _with_prefix_space(tokenizer, _optional_json(folder / "tokenizer_config.json").get("add_prefix_space"))
     if _lower_case(folder):
         own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
@@ -120,22 +165,38 @@ def _convert_tokenizer(folder: Path) -> Tokenizer:
     return backend
 
 
+def _with_prefix_space(tokenizer: Tokenizer, wanted: object) -> Tokenizer:
+    """Let a byte-level tokenizer put a space before a text, or not, as its config says over its file."""
+    state = json.loads(tokenizer.to_str())
+    before = state.get("pre_tokenizer") or {}
+    if not isinstance(wanted, bool) or before.get("type") != "ByteLevel" or before["add_prefix_space"] == wanted:
+        return tokenizer
+    before["add_prefix_space"] = wanted
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that may be absent; then it is empty."""
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found
+
+
 def _lower_case(folder: Path) -> bool:
-    path = folder / _TRANSFORMER_FILE
-    return path.is_file() and read_json(path).get("do_lower_case") is True
+    return _transformer_settings(folder)[1].get("do_lower_case") is True
 
 
 def _max_tokens(folder: Path, config: EncoderConfig) -> int:
     """Give the longest sequence: sentence-transformers' limit, the tokenizer's, the model's."""
     most = config.max_tokens or _TOKENS_WITHOUT_LIMIT
-    for name, key in ((_TRANSFORMER_FILE, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
-        if not (folder / name).is_file():
-            continue
-        limit = read_json(folder / name).get(key)
+    path, raw = _transformer_settings(folder)
+    tokenizer = folder / "tokenizer_config.json"
+    sources = ((path, raw, "max_seq_length"), (tokenizer, _optional_json(tokenizer), "model_max_length"))
+    for where, settings, key in sources:
+        limit = settings.get(key)
         if limit is None:
             continue
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
-            raise CheckpointError(f"{folder / name}: {key} must be a number of tokens, got {limit!r}")
+            raise CheckpointError(f"{where}: {key} must be a number of tokens, got {limit!r}")
         # Tokenizers write an absurdly large number for no limit.
         return int(limit) if config.max_tokens is None and limit < _NO_LIMIT else int(min(limit, most))
     return most
@@ -145,7 +206,9 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     """List the modules of `modules.json` in order: class name and folder."""
     path = folder / "modules.json"
     try:
-        listed = [(entry["type"].rsplit(".", 1)[-1], folder / entry["path"]) for entry in read_json(path, list)]
+        entries = [(entry["type"], folder / entry["path"]) for entry in read_json(path, list)]
+        # A class of the checkpoint's own keeps its whole name, which nothing below knows.
+        listed = [(name.rsplit(".", 1)[-1] if name.startswith(_PACKAGE) else name, place) for name, place in entries]
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} must list objects with type and path: {error!r}") from error
     for kind, _ in listed:
@@ -164,6 +227,8 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
         return {}, None
     raw = read_json(path)
     prompts, default = raw.get("prompts") or {}, raw.get("default_prompt_name")
+    if raw.get("truncate_dim") is not None:
+        raise CheckpointError(f"{path} sets truncate_dim, which is not supported; requests may ask for dimensions")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError(f"{path}: prompts must map names to texts")
     if default is not None and (not isinstance(default, str) or default not in prompts):

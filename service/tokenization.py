@@ -257,12 +257,11 @@ def _describe(item: TextInput, encoding: Encoding, kept: SequenceOf[int], prompt
     """Describe the kept tokens; spans and words count from the caller's text, not from the prompt."""
     owners, offsets, words = encoding.sequence_ids, encoding.offsets, encoding.word_ids
     byte_offsets = (_byte_offsets(item.text), _byte_offsets(item.pair or ""))
-    prompt_words = [
-        word
-        for owner, (_, end), word in zip(owners, offsets, words, strict=True)
-        if prompt_chars and owner == 0 and end <= prompt_chars and word is not None
-    ]
-    first_word = max(prompt_words, default=-1) + 1
+    # The text's first word is that of the first token which reaches into it from the prompt.
+    reaching = (
+        word for owner, (_, end), word in zip(owners, offsets, words, strict=True) if owner == 0 and end > prompt_chars
+    )
+    first_word = (next(reaching, None) or 0) if prompt_chars else 0
     char_spans, byte_spans, numbers = [], [], []
     for place in kept:
         owner, (start, end), word = owners[place], offsets[place], words[place]

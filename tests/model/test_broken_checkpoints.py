@@ -214,12 +214,15 @@ def truncated_json(broken: Broken) -> str:
 
 
 def broken_modules(broken: Broken) -> str:
-    modules = [{"path": "", "type": "models.Transformer"}, {"path": "1_Pooling", "type": "models.Pooling"}]
+    modules = [
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
     name, modules[1:] = broken.draw.choice(
         [
             ("1_Pooling/config.json is missing", modules[1:]),
-            ("the module LSTM", [{"path": "1_LSTM", "type": "models.LSTM"}]),
-            ("modules.json must list", [{"path": 1, "type": "models.Pooling"}]),
+            ("the module LSTM", [{"path": "1_LSTM", "type": "sentence_transformers.models.LSTM"}]),
+            ("modules.json must list", [{"path": 1, "type": "sentence_transformers.models.Pooling"}]),
             ("modules.json must list", []),
         ]
     )

@@ -111,7 +111,9 @@ def test_a_template_beyond_the_vocabulary(tmp_path: Path):
 def test_a_module_before_the_pooling_is_named(tmp_path: Path):
     """A Dense module on token embeddings, before the pooling, is named."""
     families.save("bert", tmp_path)
-    modules = [{"path": p, "type": f"models.{p or 'Transformer'}"} for p in ("", "Dense", "Pooling")]
+    modules = [
+        {"path": p, "type": f"sentence_transformers.models.{p or 'Transformer'}"} for p in ("", "Dense", "Pooling")
+    ]
     (tmp_path / "modules.json").write_text(json.dumps(modules), "utf-8")
     with pytest.raises(CheckpointError, match="Dense"):
         read_sentence(tmp_path, read_config(read_json(tmp_path / "config.json")))

@@ -1,5 +1,6 @@
 """Tokenization: spans, truncation, pairs, prompts and token ids, held against transformers."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -251,3 +252,38 @@ def test_a_megabyte_of_text(tokenizer: TextTokenizer) -> None:
     assert (sequence.length, sequence.original_length) == (256, 200_002)
     assert sequence.tokens is not None
     assert len(sequence.tokens) == 256
+
+
+@pytest.mark.parametrize("prompt", ["query: ", "Represent this sentence:"])
+def test_words_behind_a_prompt_with_word_marks(minilm_artifact: Path, tmp_path: Path, prompt: str) -> None:
+    """With a tokenizer whose word mark is a token of its own, words still count from the text's first."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    for path in minilm_artifact.iterdir():
+        if path.name not in ("artifact.json", "tokenizer.json"):
+            (tmp_path / path.name).symlink_to(path)
+    pieces = [("<unk>", 0.0), ("▁", -1.0), *((character, -2.0) for character in "abcdefghijklmnopqrstuvwxyzR:")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    description = json.loads((minilm_artifact / "artifact.json").read_text())
+    digest = hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
+    description["files"]["tokenizer.json"] = {"sha256": digest}
+    description |= {"prompts": {"p": prompt}, "default_prompt_name": None}
+    (tmp_path / "artifact.json").write_text(json.dumps(description))
+    marked = TextTokenizer(open_artifact(tmp_path))
+    (plain,) = tokens_of(marked, "time flies like")
+    (prompted,) = tokens_of(marked, "time flies like", prompt_name="p")
+
+    def spelled(tokens: Tokens) -> dict[int, str]:
+        words: dict[int, str] = {}
+        for text, word in zip(tokens.texts, tokens.words, strict=True):
+            words[word] = words.get(word, "") + text.strip("▁")
+        words.pop(-1, None)
+        return words
+
+    assert spelled(plain) == {0: "time", 1: "flies", 2: "like"}
+    if prompt.endswith(" "):  # else the tokenizer itself joins prompt and text into one word
+        assert spelled(prompted) == spelled(plain)
+    else:
+        assert list(spelled(prompted).values())[1:] == ["flies", "like"]
