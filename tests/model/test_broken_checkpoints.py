@@ -1,10 +1,8 @@
 """A hundred broken checkpoints, drawn by seed over every family: each gives one error that says what is wrong."""
 
-import importlib.util
 import json
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+import families
 from model.checkpoint import load_encoder
 from model.errors import CheckpointError
 from model.families import FAMILIES
 from model.sentence import read_sentence, read_tokenizer
-
-spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "families.py")
-assert spec is not None
-assert spec.loader is not None
-families: Any = importlib.util.module_from_spec(spec)
-sys.modules["families"] = families
-spec.loader.exec_module(families)
 
 BASES = (
     "bert",

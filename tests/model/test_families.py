@@ -1,7 +1,5 @@
 """Families: every one computes what transformers computes, in torch, in ONNX, padded on either side."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +9,11 @@ import onnxruntime
 import pytest
 import torch
 
+import families
 from model.checkpoint import load_encoder, rename
 from model.families import FAMILIES
 
-spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "families.py")
-assert spec is not None
-assert spec.loader is not None
-families: Any = importlib.util.module_from_spec(spec)
-sys.modules["families"] = families
-spec.loader.exec_module(families)
-
 LENGTHS = ((1,), (5, 17, 3), (40, 8, 64, 2))
-LEFT_PADDED = ("roberta", "xlm-roberta", "camembert", "mpnet", "t5", "mt5", "distilbert", "bert", "electra")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Fields, sizes and shapes of no use: each gets one clear refusal that names it."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+import families
 from model.attention import KeyValueCache, MultiHeadAttention, scaled_dot_product_attention
 from model.checkpoint import load_encoder, read_json
 from model.errors import CheckpointError
 from model.families import read_config
 from model.head import read_dense
 from model.sentence import read_sentence, read_tokenizer
-
-spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "families.py")
-assert spec is not None
-assert spec.loader is not None
-families: Any = importlib.util.module_from_spec(spec)
-sys.modules["families"] = families
-spec.loader.exec_module(families)
 
 
 def change(folder: Path, **fields: Any) -> None:

@@ -1,9 +1,7 @@
 """Settings that lie beside the weights: honoured as transformers and sentence-transformers do, or refused."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import families
 from model.checkpoint import load_encoder, read_json
 from model.errors import CheckpointError
 from model.export import export
 from model.families import read_config
 from model.sentence import read_sentence, read_tokenizer
-
-if "families" not in sys.modules:
-    spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "families.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["families"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["families"])
-families: Any = sys.modules["families"]
 
 PACKAGE = "sentence_transformers.models."
 

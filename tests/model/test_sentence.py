@@ -1,8 +1,6 @@
 """What surrounds the encoder: sentence-transformers' settings."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,18 +17,6 @@ TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
 MEAN = {"pooling_mode": "mean"}
-
-
-@pytest.fixture(scope="module")
-def plain(make_bert: Callable[..., Path]) -> Path:
-    """Give a plain Hugging Face checkpoint, whose model takes 40 tokens."""
-    return make_bert()
-
-
-@pytest.fixture
-def folder(plain: Path, tmp_path: Path) -> Path:
-    """Give a copy of the plain checkpoint."""
-    return Path(shutil.copytree(plain, tmp_path / "checkpoint"))
 
 
 def write(folder: Path, name: str, content: object) -> None:

@@ -1,8 +1,6 @@
 """The tokenizer of a folder: what is dropped of it, what is put before it, what is refused."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,18 +12,6 @@ from model.config import EncoderConfig
 from model.errors import CheckpointError
 from model.families import read_config
 from model.sentence import read_tokenizer
-
-
-@pytest.fixture(scope="module")
-def plain(make_bert: Callable[..., Path]) -> Path:
-    """Give a plain Hugging Face checkpoint."""
-    return make_bert()
-
-
-@pytest.fixture
-def folder(plain: Path, tmp_path: Path) -> Path:
-    """Give a copy of the plain checkpoint."""
-    return Path(shutil.copytree(plain, tmp_path / "checkpoint"))
 
 
 def config_of(folder: Path) -> EncoderConfig:

@@ -1,24 +1,14 @@
 """Families, served: text over gRPC gets what transformers computes for the same tokens."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import families
 from attencode import Client, TextInput
-
-if "families" not in sys.modules:
-    spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "families.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["families"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["families"])
-families: Any = sys.modules["families"]
 
 TEXTS = [
     "the old man",
