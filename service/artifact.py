@@ -86,6 +86,21 @@ def open_artifact(folder: Path) -> Artifact:
     Raises:
         ArtifactError: The folder is no artifact, of another format, or not as it was written.
     """
+    artifact, files = _read_description(folder)
+    _verify_files(folder, files)
+    return artifact
+
+
+def open_description(folder: Path) -> Artifact:
+    """Read what an artifact says of its model, for one who does not run it: the graphs need not be there.
+
+    Raises:
+        ArtifactError: The description is not what an export writes.
+    """
+    return _read_description(folder)[0]
+
+
+def _read_description(folder: Path) -> tuple[Artifact, Any]:
     path = folder / ARTIFACT_FILE
     try:
         text = path.read_bytes()
@@ -105,11 +120,10 @@ def open_artifact(folder: Path) -> Artifact:
     missing = [name for name in (*names, "files") if name not in raw]
     if missing:
         raise ArtifactError(f"{path} lacks {', '.join(missing)}; export the model again")
-    _verify_files(folder, raw["files"])
     values: dict[str, Any] = {name: tuple(raw[name]) if isinstance(raw[name], list) else raw[name] for name in names}
     artifact = Artifact(folder=folder, digest=hashlib.sha256(text).hexdigest(), **values)
     _check_values(path, artifact)
-    return artifact
+    return artifact, raw["files"]
 
 
 def _check_values(path: Path, artifact: Artifact) -> None:

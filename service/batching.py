@@ -7,7 +7,7 @@ that padding stays small. May import: tokenization, numpy.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -173,6 +173,18 @@ class Batch:
     attention_mask: NDArray[np.int64]
     token_type_ids: NDArray[np.int64]
     pooling_mask: NDArray[np.int64]
+
+    def row(self, number: int) -> "Batch":
+        """Give one row as a batch of its own, with the same padding."""
+        one = slice(number, number + 1)
+        return replace(
+            self,
+            lengths=self.lengths[one],
+            input_ids=self.input_ids[one],
+            attention_mask=self.attention_mask[one],
+            token_type_ids=self.token_type_ids[one],
+            pooling_mask=self.pooling_mask[one],
+        )
 
 
 def pad(

@@ -6,27 +6,19 @@ May import: everything, each command what it needs when it runs.
 """
 
 import argparse
-import hashlib
 import json
 import logging
 import math
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from service.errors import ArtifactError, AttencodeError, ConfigError
-
-if TYPE_CHECKING:
-    from service.artifact import Artifact
-    from service.config import ServiceConfig
+from service.errors import AttencodeError, ConfigError
 
 _STARTED = time.perf_counter()
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -114,8 +106,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(words: list[str]) -> int:
-    signal.signal(signal.SIGTERM, _end_in_order)  # until the server itself listens for it
-    from service.config import parse_config  # noqa: PLC0415 - heavy, and needs the extra of a server
+    from service.cache import end_in_order, open_models  # noqa: PLC0415 - heavy, and needs the extra of a server
+
+    signal.signal(signal.SIGTERM, end_in_order)  # until the server itself listens for it
+    from service.config import parse_config  # noqa: PLC0415
 
     config = parse_config(words)
     logging.basicConfig(
@@ -123,38 +117,18 @@ def _serve(words: list[str]) -> int:
     )
     from service.server import serve  # noqa: PLC0415
 
-    artifact = _open_model(config)
+    artifacts = open_models(config)
     run = _event_loop_runner()
-    run(serve(config, artifact, _STARTED))
+    if config.ray:
+        from service.cluster import RayBackend, joined  # noqa: PLC0415 - Ray only where it is asked for
+
+        with joined(config.address):
+            run(serve(config, RayBackend(config, artifacts), _STARTED))
+    else:
+        from service.backend import LocalBackend  # noqa: PLC0415
+
+        run(serve(config, LocalBackend(config, artifacts), _STARTED))
     return 0
-
-
-def _open_model(config: "ServiceConfig") -> "Artifact":
-    """Open an artifact, or the cached one of a checkpoint, which is made if it is not there or not whole."""
-    from service.artifact import is_artifact, open_artifact  # noqa: PLC0415
-
-    folder = _folder(config.model)
-    if is_artifact(folder):
-        if config.revision is not None:
-            raise ConfigError(f"{config.model} is an artifact, which has one revision; leave --revision out")
-        return open_artifact(folder)
-    if config.model.startswith((".", "/", "~")) and not folder.is_dir():
-        raise ConfigError(f"{config.model} is not a folder; give an artifact, a checkpoint's folder or a hub id")
-    cached = _cached_artifact(config.model, config.revision, config.cache_dir)
-    try:
-        return open_artifact(cached)
-    except ArtifactError as error:
-        sys.stderr.write(f"attencode: {_one_line(error)}: doing so\n")
-        shutil.rmtree(cached)
-        return open_artifact(_cached_artifact(config.model, config.revision, config.cache_dir))
-
-
-def _folder(model: str) -> Path:
-    """Read a model as a path; `~` of somebody unknown stays as it is."""
-    try:
-        return Path(model).expanduser()
-    except RuntimeError:
-        return Path(model)
 
 
 def _event_loop_runner() -> Any:
@@ -166,58 +140,6 @@ def _event_loop_runner() -> Any:
 
         return asyncio.run
     return uvloop.run
-
-
-def _cached_artifact(model: str, revision: str | None, cache_dir: Path) -> Path:
-    """Give the artifact of a checkpoint, made once and then kept.
-
-    The export runs in a process of its own, so that the server never holds torch in memory.
-    """
-    from service.artifact import FORMAT_VERSION, is_artifact  # noqa: PLC0415
-
-    name = re.sub(r"[^\w.-]+", "--", model.strip("/")).strip("-.") or "model"
-    key = json.dumps([FORMAT_VERSION, model, revision, _fingerprint(_folder(model))])
-    folder = cache_dir / f"{name[-80:]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if is_artifact(folder):
-        return folder
-    sys.stderr.write(f"{model} is not exported yet; exporting it to {folder}\n")
-    command = [sys.executable, "-m", "service", "export", model, "-o", str(folder)]
-    status = _run_export(command + (["--revision", revision] if revision else []))
-    if status or not is_artifact(folder):
-        raise SystemExit(status or 1)  # the export has said why
-    return folder
-
-
-def _run_export(command: list[str]) -> int:
-    """Run an export to its end and give its exit status; SIGTERM ends it together with us."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    early: list[int] = []  # a signal while the child is being made, when it could not be ended yet
-    signal.signal(signal.SIGTERM, lambda number, _frame: early.append(number))
-    with subprocess.Popen(command, stdout=sys.stderr, env=environment) as child:  # noqa: S603 - our own command line
-
-        def end(*_: object) -> None:
-            child.kill()
-            sys.exit(0)
-
-        signal.signal(signal.SIGTERM, end)
-        if early:
-            end()
-        status = child.wait()
-    signal.signal(signal.SIGTERM, _end_in_order)
-    return status
-
-
-def _end_in_order(*_: object) -> None:
-    sys.exit(0)
-
-
-def _fingerprint(folder: Path) -> list[Any]:
-    """Tell a local checkpoint's state by its files' names, sizes and times; empty for a hub id."""
-    if not folder.is_dir():
-        return []
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    stats = [(str(path.relative_to(folder)), path.stat()) for path in files]
-    return [str(folder.resolve()), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]
 
 
 def _export(parsed: argparse.Namespace) -> int:

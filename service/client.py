@@ -58,6 +58,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
     ("grpc.max_receive_message_length", -1),  # the server bounds its answers
     ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # else a second, soon twenty, after a server came back
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
 )
 
 
@@ -82,6 +85,7 @@ class Client:
         address: str = "127.0.0.1:50051",
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        wait_for_ready: bool = False,
         credentials: grpc.ChannelCredentials | None = None,
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
@@ -90,6 +94,8 @@ class Client:
         Args:
             address: Host and port, or any gRPC target.
             timeout_s: Deadline of each call, in seconds; None to wait for ever.
+            wait_for_ready: Wait, within the deadline, for a server that cannot be reached, as while it is
+                started anew; else such a call fails at once.
             credentials: From `grpc.ssl_channel_credentials`; None for plaintext.
             options: gRPC channel options beside the client's own.
         """
@@ -100,6 +106,7 @@ class Client:
             self._channel = grpc.secure_channel(address, credentials, options=every)
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
+        self._wait_for_ready = wait_for_ready
 
     def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
         """Encode inputs in one request; the options are those of `encode_request`."""
@@ -118,7 +125,7 @@ class Client:
         The whole stream has no deadline. Leaving the loop early ends it.
         """
         items = _StreamItems(requests)
-        call = self._stub.EncodeStream(iter(items))
+        call = self._stub.EncodeStream(iter(items), wait_for_ready=self._wait_for_ready)
         try:
             for message in call:
                 yield _stream_answer(message)
@@ -159,7 +166,7 @@ class Client:
 
     def _call(self, method: Any, message: Any) -> Any:
         try:
-            return method(message, timeout=self._timeout_s)
+            return method(message, timeout=self._timeout_s, wait_for_ready=self._wait_for_ready)
         except grpc.RpcError as error:
             raise _error(error) from error
 
@@ -172,6 +179,7 @@ class AsyncClient:
         address: str = "127.0.0.1:50051",
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        wait_for_ready: bool = False,
         credentials: grpc.ChannelCredentials | None = None,
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
@@ -183,6 +191,7 @@ class AsyncClient:
             self._channel = grpc.aio.secure_channel(address, credentials, options=every)
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
+        self._wait_for_ready = wait_for_ready
 
     async def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
         """Encode inputs in one request; the options are those of `encode_request`."""
@@ -201,7 +210,7 @@ class AsyncClient:
     ) -> AsyncIterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order."""
         items = _StreamItems(requests)
-        call = self._stub.EncodeStream(aiter(items))
+        call = self._stub.EncodeStream(aiter(items), wait_for_ready=self._wait_for_ready)
         try:
             async for message in call:
                 yield _stream_answer(message)
@@ -243,7 +252,7 @@ class AsyncClient:
 
     async def _call(self, method: Any, message: Any) -> Any:
         try:
-            return await method(message, timeout=self._timeout_s)
+            return await method(message, timeout=self._timeout_s, wait_for_ready=self._wait_for_ready)
         except grpc.RpcError as error:
             raise _error(error) from error
 

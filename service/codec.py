@@ -5,6 +5,7 @@ whether a message means anything. May import: pb, request, errors, numpy.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from service.request import (
     Outputs,
     Pooled,
     Pooling,
+    ReplicaInfo,
     TextInput,
     Timings,
     TokenIdsInput,
@@ -279,6 +281,7 @@ def encode_model_info(info: ModelInfo) -> pb.GetModelResponse:
     """Write a GetModelResponse, whose fields have ModelInfo's names."""
     values = {name: getattr(info, name) for name in ModelInfo.__slots__}
     values["default_pooling"] = _number("pooling", _POOLINGS, info.default_pooling)
+    values["replicas"] = [pb.Replica(**asdict(replica)) for replica in info.replicas]
     return pb.GetModelResponse(**values)
 
 
@@ -352,6 +355,9 @@ def decode_model_info(message: pb.GetModelResponse) -> ModelInfo:
     values["default_pooling"] = _POOLINGS.get(message.default_pooling, "")
     values["prompts"] = dict(message.prompts)
     values["models"] = list(message.models)
+    values["replicas"] = [
+        ReplicaInfo(**{name: getattr(replica, name) for name in ReplicaInfo.__slots__}) for replica in message.replicas
+    ]
     return ModelInfo(**values)
 
 

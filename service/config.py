@@ -5,12 +5,13 @@ May import: errors, pydantic, pydantic_settings.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict, SettingsError
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliPositionalArg, NoDecode, SettingsConfigDict, SettingsError
 
 from service.errors import ConfigError
 
@@ -19,7 +20,12 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Threads = Annotated[int, Field(ge=1, le=512)]
 Duration = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 AutoCount = Count | Literal["auto"]
+Cores = Annotated[float, Field(gt=0, le=4096)]
+Share = Annotated[float, Field(ge=0, le=64)]
 
+_RAY_ALONE = {"address", "replicas", "replica_cpus", "replica_gpus", "replica_batches", "batch_attempts"} | {
+    "batch_timeout_s"
+}
 _SERVICE_LINKS = ("ATTENCODE_SERVICE_", "ATTENCODE_PORT_")  # for a Service called attencode
 
 
@@ -42,6 +48,11 @@ class ServiceConfig(BaseSettings):
         description="Artifact folder, checkpoint folder or hub id; what is no artifact yet is exported into the cache",
     )
     model_name: str = Field("", description="Name that requests call it by; its id when empty")
+    models: Annotated[list[str], NoDecode] = Field(
+        [],
+        description="--model NAME=ARTIFACT, once for each further model; without MODEL the first is the default. "
+        "As a variable they are parted by commas",
+    )
     revision: str | None = Field(None, description="Branch, tag or commit on the hub")
     cache_dir: Path = Field(Path("~/.cache/attencode"), description="Where exported artifacts are kept")
 
@@ -68,16 +79,70 @@ class ServiceConfig(BaseSettings):
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
 
+    ray: bool = Field(default=False, description="Run the models on replicas of Ray Serve")
+    address: str = Field("", description="Ray cluster to join: auto for this node's, or HOST:PORT; empty starts one")
+    replicas: str = Field("1", description="Replicas of each model: a number, or MIN:MAX to follow the load")
+    replica_cpus: Cores | Literal["auto"] = Field(
+        "auto", description="Cores and threads of a replica; auto shares this machine's among them"
+    )
+    replica_gpus: Share | Literal["auto"] = Field(
+        "auto", description="GPUs of a replica, a fraction to share one; auto for 1 with CUDA, else 0"
+    )
+    replica_batches: Count = Field(2, description="Batches that a replica is given at once, so that it never waits")
+    batch_attempts: Count = Field(3, description="Times an input may run on a replica that dies under it")
+    batch_timeout_s: Duration = Field(15.0, description="When a batch without an answer is run on another replica")
+
     drain_delay_s: Duration = Field(0.0, description="After SIGTERM, how long health says NOT_SERVING before calls end")
     grace_s: Duration = Field(30.0, description="After SIGTERM, how long accepted requests may take")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe lines to log")
 
+    @field_validator("models", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.model:
+        if not self.model and not self.models:
             raise ValueError("MODEL is missing: give an artifact folder, a checkpoint folder or a hub id")
+        for named in self.models:
+            name, _, folder = named.partition("=")
+            if not name or not folder:
+                raise ValueError(f"--model must be NAME=ARTIFACT, got {named!r}")
+        if not self.ray and (given := self.model_fields_set & _RAY_ALONE):
+            flags = ", ".join(sorted("--" + name.replace("_", "-") for name in given))
+            raise ValueError(f"{flags} goes with --ray; add it, or leave {flags} out")
+        read_replicas(self.replicas)
         self.cache_dir = self.cache_dir.expanduser()
         return self
+
+    def named_models(self) -> list[tuple[str, str]]:
+        """List the models, each with the name that it is given; empty for its own."""
+        first = [(self.model_name, self.model)] if self.model else []
+        named = [model.partition("=") for model in self.models]
+        return first + [(name, model) for name, _, model in named]
+
+
+def read_replicas(words: str) -> tuple[int, int]:
+    """Read how many replicas there may be: `N`, or `MIN:MAX`.
+
+    Raises:
+        ValueError: They are not such numbers.
+    """
+    low, _, high = words.partition(":")
+    try:
+        least, most = int(low), int(high or low)
+    except ValueError:
+        least = most = 0
+    if not 1 <= least <= most or words.endswith(":"):
+        raise ValueError(f"--replicas must be a number from 1 or MIN:MAX, got {words!r}")
+    return least, most
+
+
+def prepare_ray_environment() -> None:
+    """Set, before Ray starts, what it reads from variables alone; what the user has set stays."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
 def parse_config(arguments: Sequence[str]) -> ServiceConfig:
@@ -90,10 +155,11 @@ def parse_config(arguments: Sequence[str]) -> ServiceConfig:
         ConfigError: A setting is unknown or malformed; one line names it.
         SystemExit: The flags ask for help.
     """
+    words = [re.sub(r"^--model(?==|$)", "--models", word) for word in arguments]
     if "://" in os.environ.get("ATTENCODE_PORT", ""):
         del os.environ["ATTENCODE_PORT"]  # Kubernetes' link to a Service called attencode, not a setting
     try:
-        config = ServiceConfig(_cli_parse_args=list(arguments))  # type: ignore[call-arg]
+        config = ServiceConfig(_cli_parse_args=words)  # type: ignore[call-arg]
     except ValidationError as error:
         raise ConfigError("; ".join(map(_fault, error.errors()))) from error
     except SettingsError as error:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from service import metrics
 from service.batching import BatchLimits, BatchPlan, Graph, Waiting, WaitingList, pad, plan, unpad
-from service.errors import AttencodeError, DeadlineExceeded, InternalFault, QueueFull, Unavailable
+from service.errors import AttencodeError, DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable
 from service.outputs import Row
 from service.runner import BatchResult, Runner
 from service.tokenization import Sequence
@@ -46,6 +46,7 @@ class _Job:
     sequences: SequenceOf[Sequence]
     outputs: frozenset[str]
     graph: Graph
+    deadline_s: float | None
     done: asyncio.Future[Encoded]
     rows: dict[int, Row] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
@@ -56,18 +57,22 @@ class _Job:
 class Engine:
     """Merges the sequences of all callers into batches and gives each caller its own rows back."""
 
-    def __init__(self, runner: Runner, limits: BatchLimits, *, pad_token_id: int, max_queue_size: int) -> None:
+    def __init__(
+        self, runner: Runner, limits: BatchLimits, *, model: str, pad_token_id: int, max_queue_size: int
+    ) -> None:
         """Store the parts; `start` starts.
 
         Args:
             runner: Where batches run.
             limits: The batching policy.
+            model: Name under which the metrics count.
             pad_token_id: Fills padded places.
             max_queue_size: Waiting sequences, over all callers, before requests are refused. A request
                 that is larger by itself is still taken into an empty queue.
         """
         self._runner = runner
         self._limits = limits
+        self._model = model
         self._pad_token_id = pad_token_id
         self._max_queue_size = max_queue_size
         self._waiting = WaitingList()
@@ -79,17 +84,32 @@ class Engine:
         self._pump_due: asyncio.Handle | None = None
         self._rate_tokens_s = 0.0
         self._accepting = False
-        self.stopping = asyncio.Event()
+        self._outdated = False
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait for a batch."""
+        return self._waiting.tokens
 
     async def start(self) -> None:
         """Start the runner; after it, requests are taken in."""
-        await self._runner.start()
+        await self._runner.start(self._schedule_pump)
         self._accepting = True
 
     def refuse(self) -> None:
         """Take no more requests in; the accepted ones go on."""
         self._accepting = False
-        self.stopping.set()
+
+    def outdate(self) -> None:
+        """Give all that waits, and all that comes from now on, back to its callers: the model was replaced.
+
+        What runs already ends as it will.
+        """
+        self._outdated = True
+        for job in {id(job): job for job, _ in self._jobs.values()}.values():
+            self._forget(job)
+            if not job.done.done():
+                job.done.set_exception(Outdated())
 
     async def finish(self, within_s: float) -> None:
         """Take no more requests in, and wait until the accepted ones are done or the time is up."""
@@ -119,9 +139,10 @@ class Engine:
             QueueFull: Too much waits already.
             DeadlineExceeded: The deadline passed.
             InternalFault: A batch failed; the log says why.
+            Outdated: The model was replaced meanwhile.
         """
         self._admit(len(sequences))
-        job = _Job(sequences, outputs, graph, asyncio.get_running_loop().create_future())
+        job = _Job(sequences, outputs, graph, deadline_s, asyncio.get_running_loop().create_future())
         now = time.monotonic()
         for place, sequence in enumerate(sequences):
             number = next(self._numbers)
@@ -152,6 +173,8 @@ class Engine:
     def _admit(self, size: int) -> None:
         """Refuse work that would wait too long."""
         self.check_accepting()
+        if self._outdated:
+            raise Outdated
         if len(self._waiting) and len(self._waiting) + size > self._max_queue_size:
             metrics.record_refused("queue_full")
             delay_s = self._waiting.tokens / max(self._rate_tokens_s, _LOWEST_RATE_TOKENS_S)
@@ -168,7 +191,7 @@ class Engine:
         for number in job.numbers:
             self._waiting.remove(number)
             self._jobs.pop(number, None)
-        metrics.record_queue(len(self._waiting), self._waiting.tokens)
+        metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
 
     def _schedule_pump(self, delay_s: float = 0.0) -> None:
         """Look at the queue once the requests that arrived together are all in it."""
@@ -188,7 +211,7 @@ class Engine:
             task = asyncio.get_running_loop().create_task(self._run(planned.graph, *self._take(planned)))
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
-        metrics.record_queue(len(self._waiting), self._waiting.tokens)
+        metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
 
     def _take(self, planned: BatchPlan) -> tuple[list[tuple[_Job, int]], float]:
         """Move a batch from the queue to the runner; gives its rows and how long the oldest waited."""
@@ -210,22 +233,26 @@ class Engine:
             sequences = [job.sequences[place] for job, place in taken]
             outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
             batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits)
-            metrics.record_batch_started(len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
-            result = await self._runner.run(batch, alone=self._submitted == 1)
+            metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
+            deadline_s = _latest(job.deadline_s for job, _ in taken)
+            result = await self._runner.run(batch, alone=self._submitted == 1, deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
-            metrics.record_batch_ended(graph, "error", 0.0)
+            metrics.record_batch_ended(self._model, graph, "error", 0.0)
             self._fail(taken, error)
             return
         finally:
             self._running -= 1
             self._pump()  # before anything else, so that the device is not idle while answers are written
-        metrics.record_batch_ended(graph, "ok", result.inference_s)
+        metrics.record_batch_ended(self._model, graph, "ok", result.inference_s)
         self._rate_tokens_s = batch.input_ids.size / max(result.inference_s, 1e-6)
         self._hand_out(taken, result, waited_s)
 
     def _hand_out(self, taken: list[tuple[_Job, int]], result: BatchResult, waited_s: float) -> None:
         """Give each job its rows; a job that has all of them is done."""
         for row, (job, place) in enumerate(taken):
+            if row in result.failed:
+                self._fail([(job, place)], result.failed[row])
+                continue
             length = job.sequences[place].length
             job.rows[place] = {name: unpad(name, result.arrays[name], row, length) for name in job.outputs}
             job.queue_s = max(job.queue_s, waited_s)
@@ -244,6 +271,16 @@ class Engine:
             self._forget(job)
             if not job.done.done():
                 job.done.set_exception(error)
+
+
+def _latest(deadlines: Iterable[float | None]) -> float | None:
+    """Give the last of some deadlines; None when one of them is no deadline."""
+    latest = 0.0
+    for deadline_s in deadlines:
+        if deadline_s is None:
+            return None
+        latest = max(latest, deadline_s)
+    return latest
 
 
 async def off_loop(work: Callable[[], Answer], *, when: bool) -> Answer:

@@ -5,6 +5,7 @@
     ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
     ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
+    │   └── Outdated                            the model was replaced; the servicer begins anew
     ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
     └── StartupError       (no status)          the server does not start
         ├── ConfigError      a setting
@@ -63,6 +64,14 @@ class Unavailable(AttencodeError):
     """Report that this server does not take requests now; another one may."""
 
     status = grpc.StatusCode.UNAVAILABLE
+
+
+class Outdated(Unavailable):
+    """Report that the version which took a request in is no longer served; its successor can answer it."""
+
+    def __init__(self) -> None:
+        """Write the message, which a caller sees only if versions follow each other too fast."""
+        super().__init__("the model was replaced while the request waited; try again")
 
 
 class InternalFault(AttencodeError):

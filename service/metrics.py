@@ -3,40 +3,51 @@
 Base units (seconds, bytes) and Prometheus' naming rules. May import: prometheus_client.
 """
 
+from contextlib import suppress
+
 from prometheus_client import Counter, Gauge, Histogram, Info
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+_MODEL = ("model",)
+_REPLICA = ("model", "replica", "node")
 
 REQUESTS = Counter("attencode_requests_total", "Requests that ended, by method and status.", ("method", "code"))
 REQUEST_SECONDS = Histogram(
     "attencode_request_duration_seconds", "From a request's arrival to its answer.", ("method",), buckets=_SECONDS
 )
 REQUESTS_IN_FLIGHT = Gauge("attencode_requests_in_flight", "Requests that were taken in and not yet answered.")
-INPUTS = Counter("attencode_inputs_total", "Inputs that were turned into tokens.")
-TOKENS = Counter("attencode_tokens_total", "Tokens of those inputs, special ones included.")
-TRUNCATED = Counter("attencode_truncated_inputs_total", "Inputs that lost tokens to truncation.")
+INPUTS = Counter("attencode_inputs_total", "Inputs that were turned into tokens.", _MODEL)
+TOKENS = Counter("attencode_tokens_total", "Tokens of those inputs, special ones included.", _MODEL)
+TRUNCATED = Counter("attencode_truncated_inputs_total", "Inputs that lost tokens to truncation.", _MODEL)
 REFUSED = Counter("attencode_refused_requests_total", "Requests that were not taken in, by reason.", ("reason",))
 TOKENIZE_SECONDS = Histogram(
-    "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", buckets=_SECONDS
+    "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
 )
-QUEUE_INPUTS = Gauge("attencode_queue_inputs", "Inputs waiting for a batch.")
-QUEUE_TOKENS = Gauge("attencode_queue_tokens", "Tokens waiting for a batch.")
+QUEUE_INPUTS = Gauge("attencode_queue_inputs", "Inputs waiting for a batch.", _MODEL)
+QUEUE_TOKENS = Gauge("attencode_queue_tokens", "Tokens waiting for a batch.", _MODEL)
 QUEUE_SECONDS = Histogram(
-    "attencode_queue_duration_seconds", "How long the oldest input of a batch had waited.", buckets=_SECONDS
+    "attencode_queue_duration_seconds", "How long the oldest input of a batch had waited.", _MODEL, buckets=_SECONDS
 )
-BATCHES = Counter("attencode_batches_total", "Batches that ended, by graph and outcome.", ("graph", "outcome"))
-BATCHES_IN_FLIGHT = Gauge("attencode_batches_in_flight", "Batches handed to the runner and not yet back.")
-BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", buckets=_ROWS)
-BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", buckets=_TOKENS)
-PAD_TOKENS = Counter("attencode_pad_tokens_total", "Pad tokens that were computed.")
-COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were computed, padding included.")
+BATCHES = Counter("attencode_batches_total", "Batches that ended, by graph and outcome.", ("model", "graph", "outcome"))
+BATCHES_IN_FLIGHT = Gauge("attencode_batches_in_flight", "Batches handed to the runner and not yet back.", _MODEL)
+BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", _MODEL, buckets=_ROWS)
+BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", _MODEL, buckets=_TOKENS)
+PAD_TOKENS = Counter("attencode_pad_tokens_total", "Pad tokens that were computed.", _MODEL)
+COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were computed, padding included.", _MODEL)
 INFERENCE_SECONDS = Histogram(
-    "attencode_inference_duration_seconds", "One run of a graph.", ("graph",), buckets=_SECONDS
+    "attencode_inference_duration_seconds", "One run of a graph.", ("model", "graph"), buckets=_SECONDS
 )
-READY = Gauge("attencode_ready", "1 while requests are taken in, else 0.")
-MODEL = Info("attencode_model", "The served model and where it runs.")
+READY = Gauge("attencode_ready", "1 while the model has a runner that answers, else 0.", _MODEL)
+MODEL = Info("attencode_model", "A served model and where it runs.", _MODEL)
+
+REPLICAS = Gauge("attencode_replicas", "Replicas of a model that answer.", _MODEL)
+REPLICA_BATCHES = Counter("attencode_replica_batches_total", "Batches that a replica answered.", _REPLICA)
+REPLICA_TOKENS = Counter("attencode_replica_tokens_total", "Tokens of those batches, padding included.", _REPLICA)
+REPLICA_SECONDS = Counter("attencode_replica_inference_seconds_total", "Seconds its graph ran for them.", _REPLICA)
+REPLICA_IN_FLIGHT = Gauge("attencode_replica_batches_in_flight", "Batches at a replica when it last spoke.", _REPLICA)
+RETRIES = Counter("attencode_batch_retries_total", "Batches that were sent again, by reason.", ("model", "reason"))
 
 
 def record_request_started() -> None:
@@ -51,12 +62,12 @@ def record_request(method: str, code: str, seconds: float) -> None:
     REQUEST_SECONDS.labels(method).observe(seconds)
 
 
-def record_tokenized(inputs: int, tokens: int, truncated: int, seconds: float) -> None:
+def record_tokenized(model: str, inputs: int, tokens: int, truncated: int, seconds: float) -> None:
     """Count a request's inputs once they are tokens."""
-    INPUTS.inc(inputs)
-    TOKENS.inc(tokens)
-    TRUNCATED.inc(truncated)
-    TOKENIZE_SECONDS.observe(seconds)
+    INPUTS.labels(model).inc(inputs)
+    TOKENS.labels(model).inc(tokens)
+    TRUNCATED.labels(model).inc(truncated)
+    TOKENIZE_SECONDS.labels(model).observe(seconds)
 
 
 def record_refused(reason: str) -> None:
@@ -64,35 +75,66 @@ def record_refused(reason: str) -> None:
     REFUSED.labels(reason).inc()
 
 
-def record_queue(inputs: int, tokens: int) -> None:
+def record_queue(model: str, inputs: int, tokens: int) -> None:
     """Say what waits."""
-    QUEUE_INPUTS.set(inputs)
-    QUEUE_TOKENS.set(tokens)
+    QUEUE_INPUTS.labels(model).set(inputs)
+    QUEUE_TOKENS.labels(model).set(tokens)
 
 
-def record_batch_started(rows: int, computed_tokens: int, tokens: int, waited_s: float) -> None:
+def record_batch_started(model: str, rows: int, computed_tokens: int, tokens: int, waited_s: float) -> None:
     """Count a batch that goes to the runner."""
-    BATCHES_IN_FLIGHT.inc()
-    BATCH_INPUTS.observe(rows)
-    BATCH_TOKENS.observe(computed_tokens)
-    COMPUTED_TOKENS.inc(computed_tokens)
-    PAD_TOKENS.inc(computed_tokens - tokens)
-    QUEUE_SECONDS.observe(waited_s)
+    BATCHES_IN_FLIGHT.labels(model).inc()
+    BATCH_INPUTS.labels(model).observe(rows)
+    BATCH_TOKENS.labels(model).observe(computed_tokens)
+    COMPUTED_TOKENS.labels(model).inc(computed_tokens)
+    PAD_TOKENS.labels(model).inc(computed_tokens - tokens)
+    QUEUE_SECONDS.labels(model).observe(waited_s)
 
 
-def record_batch_ended(graph: str, outcome: str, seconds: float) -> None:
+def record_batch_ended(model: str, graph: str, outcome: str, seconds: float) -> None:
     """Count a batch that came back, `ok` or `error`."""
-    BATCHES_IN_FLIGHT.dec()
-    BATCHES.labels(graph, outcome).inc()
+    BATCHES_IN_FLIGHT.labels(model).dec()
+    BATCHES.labels(model, graph, outcome).inc()
     if outcome == "ok":
-        INFERENCE_SECONDS.labels(graph).observe(seconds)
+        INFERENCE_SECONDS.labels(model, graph).observe(seconds)
 
 
-def record_ready(*, ready: bool) -> None:
-    """Say whether requests are taken in."""
-    READY.set(ready)
+def record_ready(model: str, *, ready: bool) -> None:
+    """Say whether a model answers."""
+    READY.labels(model).set(ready)
 
 
-def record_model(facts: dict[str, str]) -> None:
-    """Name the served model and where it runs."""
-    MODEL.info(facts)
+def record_model(model: str, facts: dict[str, str]) -> None:
+    """Describe a served model and where it runs."""
+    MODEL.labels(model).info(facts)
+
+
+def record_replica_batch(model: str, replica: str, node: str, *, tokens: int, seconds: float, in_flight: int) -> None:
+    """Count a batch that a replica answered, by what the replica itself measured."""
+    labels = (model, replica, node)
+    REPLICA_BATCHES.labels(*labels).inc()
+    REPLICA_TOKENS.labels(*labels).inc(tokens)
+    REPLICA_SECONDS.labels(*labels).inc(seconds)
+    REPLICA_IN_FLIGHT.labels(*labels).set(in_flight)
+
+
+def record_replica_gone(model: str, replica: str, node: str) -> None:
+    """Drop the series of a replica that is no more."""
+    for metric in (REPLICA_BATCHES, REPLICA_TOKENS, REPLICA_SECONDS, REPLICA_IN_FLIGHT):
+        with suppress(KeyError):  # one that never had a batch
+            metric.remove(model, replica, node)
+
+
+def record_replicas(model: str, count: int) -> None:
+    """Say how many replicas answer."""
+    REPLICAS.labels(model).set(count)
+
+
+def record_replica_in_flight(model: str, replica: str, node: str, in_flight: int) -> None:
+    """Say how many batches a replica holds."""
+    REPLICA_IN_FLIGHT.labels(model, replica, node).set(in_flight)
+
+
+def record_retry(model: str, reason: str) -> None:
+    """Count a batch that is sent again: its replica `died` or `hung`, or served an `other_version`."""
+    RETRIES.labels(model, reason).inc()

@@ -202,6 +202,25 @@ class TokenizeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """One place where batches run.
+
+    Attributes:
+        id: Unique among a model's replicas.
+        node: Host or cluster node.
+        device: What computes there, for instance `cpu float32`; empty before its first batch.
+        state: RUNNING once it answers.
+        digest: Digest of the artifact that it serves; empty before its first batch.
+    """
+
+    id: str
+    node: str
+    device: str
+    state: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a server says of a model; the proto's GetModelResponse explains each field."""
 
@@ -228,6 +247,7 @@ class ModelInfo:
     server_version: str
     models: list[str]
     pooled_size: int
+    replicas: list[ReplicaInfo]
 
 
 # A text, two texts, token ids, or the input itself.

@@ -1,12 +1,13 @@
 """Runner: takes whole batches and gives back whole results, wherever the model runs.
 
-May import: batching, session, errors, numpy.
+May import: batching, session, request, errors, numpy.
 """
 
 import asyncio
+import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.batching import Batch
+from service.request import ReplicaInfo
 from service.session import Session
 
 # Up to so many tokens (a few ms on two cores) a lone batch runs on the event loop's own thread: handing it over
@@ -30,10 +32,12 @@ class BatchResult:
     Attributes:
         arrays: The batch's outputs by name, padding included.
         inference_s: How long the graph ran.
+        failed: Rows that have no place in the arrays' meaning, each with its error.
     """
 
     arrays: Mapping[str, NDArray[np.float32]]
     inference_s: float
+    failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -44,12 +48,22 @@ class Runner(Protocol):
         """Batches that it makes sense to have in flight."""
         ...
 
-    async def start(self) -> None:
-        """Get ready: after it, `run` is as fast as it will be."""
+    def replicas(self) -> list[ReplicaInfo]:
+        """List where batches run."""
         ...
 
-    async def run(self, batch: Batch, *, alone: bool = False) -> BatchResult:
-        """Run one batch; `alone` says that nobody else waits for anything at the moment."""
+    async def start(self, wake: Callable[[], None]) -> None:
+        """Get ready: after it, `run` is as fast as it will be. `wake` is called when the capacity has grown."""
+        ...
+
+    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:
+        """Run one batch.
+
+        Args:
+            batch: The batch.
+            alone: Whether nobody else waits for anything at the moment.
+            deadline_s: When the last of its callers is gone, on the clock of `time.monotonic`.
+        """
         ...
 
     async def stop(self) -> None:
@@ -57,52 +71,49 @@ class Runner(Protocol):
         ...
 
 
-class LocalRunner:
-    """A session in this process, on threads of its own; a queue and a callback carry each batch."""
+class DeviceThreads:
+    """The threads that run batches on one machine's device; the sessions of several models share them.
 
-    def __init__(self, session: Session, *, streams: int = 1) -> None:
-        """Store the session; `streams` batches run side by side."""
-        self._session = session
-        self._streams = streams
-        self._work: SimpleQueue[tuple[Batch, asyncio.Future[BatchResult]] | None] = SimpleQueue()
+    A queue and a callback carry each batch, so that models take turns in the order of their batches.
+    """
+
+    def __init__(self, streams: int) -> None:
+        """Store how many batches run side by side."""
+        self.streams = streams
+        self._work: SimpleQueue[tuple[Session, Batch, asyncio.Future[BatchResult]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
+        self._queued = 0
 
     @property
-    def capacity(self) -> int:
-        """One batch a stream."""
-        return self._streams
+    def idle(self) -> bool:
+        """Whether no batch is queued or runs."""
+        return self._queued == 0
 
-    async def start(self) -> None:
-        """Load the plain graph, warm it up, and start the threads."""
-        await asyncio.to_thread(self._prepare)
-        for number in range(self._streams):
+    def start(self) -> None:
+        """Start the threads, if they do not run yet."""
+        for number in range(len(self._threads), self.streams):
             thread = Thread(target=self._loop, name=f"attencode-run-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    async def run(self, batch: Batch, *, alone: bool = False) -> BatchResult:
-        """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
-        if alone and batch.graph == "encode" and batch.input_ids.size <= _INLINE_TOKENS:
-            return self._timed(batch)
+    async def run(self, session: Session, batch: Batch) -> BatchResult:
+        """Run a batch on the next free thread."""
         future: asyncio.Future[BatchResult] = asyncio.get_running_loop().create_future()
-        self._work.put((batch, future))
+        self._queued += 1
+        future.add_done_callback(self._done)
+        self._work.put((session, batch, future))
         return await future
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """Wait for running batches and end the threads."""
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+            thread.join()
+        self._threads.clear()
 
-    def _timed(self, batch: Batch) -> BatchResult:
-        started = time.perf_counter()
-        arrays = self._session.run(batch)
-        return BatchResult(arrays, time.perf_counter() - started)
-
-    def _prepare(self) -> None:
-        self._session.load("encode")
-        self._session.warm_up()
+    def _done(self, _future: asyncio.Future[BatchResult]) -> None:
+        self._queued -= 1
 
     def _loop(self) -> None:
         while self._run_next():
@@ -113,14 +124,58 @@ class LocalRunner:
         work = self._work.get()
         if work is None:
             return False
-        batch, future = work
+        session, batch, future = work
         result: BatchResult | Exception
         try:
-            result = self._timed(batch)
+            result = _timed(session, batch)
         except Exception as error:  # noqa: BLE001 - the awaiting side raises it
             result = error
         future.get_loop().call_soon_threadsafe(_settle, future, result)
         return True
+
+
+class LocalRunner:
+    """A session in this process."""
+
+    def __init__(self, session: Session, threads: DeviceThreads) -> None:
+        """Store the session and the threads that run it."""
+        self._session = session
+        self._threads = threads
+
+    @property
+    def capacity(self) -> int:
+        """One batch a stream."""
+        return self._threads.streams
+
+    def replicas(self) -> list[ReplicaInfo]:
+        """List this process, the only place."""
+        device, digest = self._session.placement.device, self._session.artifact.digest
+        return [ReplicaInfo("local", socket.gethostname(), device, "RUNNING", digest)]
+
+    async def start(self, wake: Callable[[], None]) -> None:  # noqa: ARG002 - the capacity never changes
+        """Load the plain graph and warm it up."""
+        await asyncio.to_thread(self._prepare)
+        self._threads.start()
+
+    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:  # noqa: ARG002
+        """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
+        if alone and batch.graph == "encode" and batch.input_ids.size <= _INLINE_TOKENS and self._threads.idle:
+            return _timed(self._session, batch)
+        return await self._threads.run(self._session, batch)
+
+    async def stop(self) -> None:
+        """Wait for running batches and end the threads."""
+        await asyncio.to_thread(self._threads.stop)
+
+    def _prepare(self) -> None:
+        self._session.load("encode")
+        self._session.warm_up()
+
+
+def _timed(session: Session, batch: Batch) -> BatchResult:
+    started = time.perf_counter()
+    arrays = session.run(batch)
+    return BatchResult(arrays, time.perf_counter() - started)
 
 
 def _settle(future: asyncio.Future[BatchResult], result: BatchResult | Exception) -> None:

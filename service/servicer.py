@@ -1,7 +1,7 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), codec, engine, outputs, tokenization, metrics, request, errors, grpc.
+May import: pb (through codec), codec, served, engine, outputs, tokenization, metrics, request, errors, grpc.
 """
 
 import logging
@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -19,13 +18,21 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
-from service.artifact import Artifact
-from service.engine import ByteBudget, Engine, in_order, off_loop
-from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull, caller_message
-from service.outputs import check_answer_size, select
+from service.engine import ByteBudget, in_order, off_loop
+from service.errors import (
+    AttencodeError,
+    InternalFault,
+    InvalidRequest,
+    Outdated,
+    QueueFull,
+    Unavailable,
+    caller_message,
+)
+from service.outputs import check_answer_size
 from service.pb import encoder_pb2 as pb
-from service.request import EncodeResult, InputResult, ModelInfo, Timings, TokenizeRequest, TokenizeResult
-from service.tokenization import Sequence, TextTokenizer
+from service.request import EncodeRequest, EncodeResult, InputResult, Timings, TokenizeRequest, TokenizeResult
+from service.served import Models, ServedModel
+from service.tokenization import Sequence
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,19 +61,23 @@ class RequestLimits:
     max_stream_requests: int
 
 
-class EncoderServicer:
-    """Answers the contract's methods for one model."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request with its times, on the clock of `time.monotonic`."""
 
-    def __init__(
-        self, artifact: Artifact, tokenizer: TextTokenizer, engine: Engine, limits: RequestLimits, info: ModelInfo
-    ) -> None:
+    message: pb.EncodeRequest
+    request: EncodeRequest
+    deadline_s: float | None
+    started: float
+
+
+class EncoderServicer:
+    """Answers the contract's methods for the served models."""
+
+    def __init__(self, models: Models, limits: RequestLimits) -> None:
         """Store the parts."""
-        self._artifact = artifact
-        self._tokenizer = tokenizer
-        self._engine = engine
+        self._models = models
         self._limits = limits
-        self._info = info
-        self._select = lru_cache(maxsize=256)(partial(select, artifact=artifact))  # callers repeat themselves
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
@@ -111,43 +122,57 @@ class EncoderServicer:
         A stream's `budget` holds a request back, in its turn, while too many bytes of earlier answers are
         still unsent.
         """
-        request = codec.decode_encode_request(message)
-        self._check(request)
-        selection = self._select(request.outputs)
+        call = _Call(message, codec.decode_encode_request(message), deadline_s, started)
+        while True:
+            served = self._find(call.request)
+            try:
+                return await self._encode_with(served, call, finish, budget)
+            except Outdated:
+                budget = None  # the answer's bytes are held already, and its turn was had
+
+    async def _encode_with(
+        self,
+        served: ServedModel,
+        call: _Call,
+        finish: Callable[[pb.EncodeResponse], Answer],
+        budget: ByteBudget | None,
+    ) -> Answer:
+        """Answer a request by one version of its model from beginning to end."""
+        request = call.request
+        selection = served.select(request.outputs)
         async with budget or nullcontext():
-            sequences, tokenize_s = await self._sequences(request, describe=request.outputs.by_token)
+            sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
             check_answer_size(selection, request, lengths, self._limits.max_message_bytes)
             if budget is not None:
-                await budget.take(message, selection.answer_bytes(lengths))
+                await budget.take(call.message, selection.answer_bytes(lengths))
         if selection.graph_outputs:
-            encoded = await self._engine.submit(sequences, selection.graph_outputs, selection.graph, deadline_s)
+            encoded = await served.engine.submit(sequences, selection.graph_outputs, selection.graph, call.deadline_s)
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:
             rows, queue_s, inference_s = [{}] * len(sequences), 0.0, 0.0
 
         def build() -> Answer:
             results = [selection.result(sequence, row) for sequence, row in zip(sequences, rows, strict=True)]
-            timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - started)
+            timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
             pooled = selection.pooled(rows)
-            result = EncodeResult(pooled, results, timings, self._info.model, self._artifact.digest)
+            result = EncodeResult(pooled, results, timings, served.name, served.artifact.digest)
             return finish(codec.encode_encode_result(result))
 
         return await off_loop(build, when=selection.answer_bytes(lengths) > _INLINE_ANSWER_BYTES)
 
     async def _tokenize(self, data: bytes, _deadline_s: float | None) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
-        self._check(request)
-        sequences, _ = await self._sequences(request, describe=True)
+        served = self._find(request)
+        sequences, _ = await _sequences(served, request, describe=True)
         results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
-        result = TokenizeResult(results, self._info.model, self._artifact.digest)
+        result = TokenizeResult(results, served.name, served.artifact.digest)
         return self._serialize(codec.encode_tokenize_result(result))
 
     async def _get_model(self, data: bytes, _deadline_s: float | None) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
-        self._engine.check_accepting()
-        self._check_model(request.model)
-        return self._serialize(codec.encode_model_info(self._info))
+        info = self._models.find(request.model).info(self._models.names)
+        return self._serialize(codec.encode_model_info(info))
 
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Answer a stream's items in order; an item's error is its own answer."""
@@ -168,15 +193,12 @@ class EncoderServicer:
                 item.error.CopyFrom(codec.encode_error(error))
             return holder, item.SerializeToString()
 
-        most, stopping = self._limits.max_stream_requests, self._engine.stopping
+        most, stopping = self._limits.max_stream_requests, self._models.stopping
         async for holder, data in in_order(requests, answer, most=most, stopping=stopping):
             yield data
             await budget.give_back(holder)
         if stopping.is_set():
-            try:
-                self._engine.check_accepting()
-            except AttencodeError as error:
-                await _abort(context, error)
+            await _abort(context, Unavailable("the server is draining; try another one, or try again"))
 
     def _fitting(self, message: pb.EncodeResponse) -> pb.EncodeResponse:
         """Refuse an answer that is larger than a message may be, descriptions of tokens included."""
@@ -192,20 +214,9 @@ class EncoderServicer:
         data: bytes = self._fitting(message).SerializeToString()
         return data
 
-    async def _sequences(self, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:
-        """Tokenize a request's inputs; returns the sequences and the seconds it took."""
-        started = time.perf_counter()
-        large = _text_bytes(request) > _INLINE_TEXT_BYTES
-        sequences = await off_loop(lambda: self._tokenizer.tokenize(request, describe=describe), when=large)
-        seconds = time.perf_counter() - started
-        truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
-        metrics.record_tokenized(len(sequences), sum(item.length for item in sequences), truncated, seconds)
-        return sequences, seconds
-
-    def _check(self, request: TokenizeRequest) -> None:
-        """Refuse what needs no tokenizer to be refused."""
-        self._engine.check_accepting()
-        self._check_model(request.model)
+    def _find(self, request: TokenizeRequest) -> ServedModel:
+        """Give the model that a request names, once the request may be worked on at all."""
+        served = self._models.find(request.model)
         if not request.inputs:
             raise InvalidRequest("the request has no inputs; send at least one")
         if len(request.inputs) > self._limits.max_inputs:
@@ -213,10 +224,19 @@ class EncoderServicer:
                 f"the request has {len(request.inputs)} inputs, more than this server's {self._limits.max_inputs}; "
                 "send several requests, for instance over EncodeStream"
             )
+        return served
 
-    def _check_model(self, name: str) -> None:
-        if name not in ("", self._info.model):
-            raise InvalidRequest(f"model {name!r} is not served here; served: {', '.join(self._info.models)}")
+
+async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:
+    """Tokenize a request's inputs; returns the sequences and the seconds it took."""
+    started = time.perf_counter()
+    large = _text_bytes(request) > _INLINE_TEXT_BYTES
+    sequences = await off_loop(lambda: served.tokenizer.tokenize(request, describe=describe), when=large)
+    seconds = time.perf_counter() - started
+    truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
+    tokens = sum(item.length for item in sequences)
+    metrics.record_tokenized(served.name, len(sequences), tokens, truncated, seconds)
+    return sequences, seconds
 
 
 async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:

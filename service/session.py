@@ -51,6 +51,11 @@ class Placement:
     precision: str
     reason: str
 
+    @property
+    def device(self) -> str:
+        """Provider and precision in one phrase."""
+        return f"{self.provider} {self.precision}"
+
 
 def usable_cores() -> int:
     """Count the cores that this process may use: its affinity, cut by a cgroup's quota."""

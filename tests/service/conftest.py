@@ -16,6 +16,7 @@ import pytest
 
 from attencode import Client
 from service.artifact import open_artifact
+from service.backend import LocalBackend
 from service.config import ServiceConfig
 from service.server import Server
 
@@ -34,7 +35,8 @@ def serve() -> Iterator[Callable[..., str]]:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)  # type: ignore[arg-type]
 
     async def build(config: ServiceConfig, artifact: Path) -> None:
-        servers.append(Server(config, open_artifact(artifact)))
+        opened = open_artifact(artifact)
+        servers.append(Server(config, LocalBackend(config, {config.model_name or opened.model_id: opened})))
         await servers[-1].start()
 
     def start(artifact: Path, **settings: object) -> str:
@@ -92,8 +94,9 @@ def spawn() -> Iterator[Callable[..., ServerProcess]]:
     """Give a function that starts `attencode serve` as a process and waits until it is ready."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(model: Path | str, *flags: str, **environment: str) -> ServerProcess:
-        command = [sys.executable, "-m", "service", "serve", str(model), "--port", "0", "--metrics-port", "0", *flags]
+    def start(model: Path | str | None, *flags: str, **environment: str) -> ServerProcess:
+        words = [] if model is None else [str(model)]
+        command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "0", *flags]
         started = time.perf_counter()
         process = subprocess.Popen(
             command,

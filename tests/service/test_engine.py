@@ -15,7 +15,7 @@ from service.artifact import open_artifact
 from service.batching import Batch, BatchLimits
 from service.engine import Engine, in_order
 from service.errors import DeadlineExceeded, InternalFault, QueueFull, Unavailable
-from service.runner import BatchResult, LocalRunner
+from service.runner import BatchResult, DeviceThreads, LocalRunner
 from service.session import Session, choose_placement
 from service.tokenization import Sequence
 
@@ -31,13 +31,13 @@ class GateRunner:
         self.batches: list[Batch] = []
         self.error: Exception | None = None
 
-    async def start(self) -> None:
+    async def start(self, wake: Callable[[], None]) -> None:
         pass
 
     async def stop(self) -> None:
         pass
 
-    async def run(self, batch: Batch, *, alone: bool = False) -> BatchResult:
+    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:
         self.batches.append(batch)
         await self.gate.wait()
         if self.error:
@@ -52,7 +52,7 @@ def sequence(first: int, length: int = 4) -> Sequence:
 
 async def started(runner: Any, **settings: Any) -> Engine:
     limits = settings.pop("limits", BatchLimits(max_batch_tokens=64))
-    engine = Engine(runner, limits, pad_token_id=0, **{"max_queue_size": 100, **settings})
+    engine = Engine(runner, limits, model="m", pad_token_id=0, **{"max_queue_size": 100, **settings})
     await engine.start()
     return engine
 
@@ -229,7 +229,7 @@ def test_not_started() -> None:
     """Before the start requests are refused as UNAVAILABLE."""
 
     async def test() -> None:
-        engine = Engine(GateRunner(), BatchLimits(max_batch_tokens=64), pad_token_id=0, max_queue_size=10)
+        engine = Engine(GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, max_queue_size=10)
         with pytest.raises(Unavailable, match="starting or draining"):
             await engine.submit([sequence(1)], OUTPUT, "encode", None)
 
@@ -259,7 +259,7 @@ def test_the_local_runner_runs_a_real_session(tiny_artifact: Path) -> None:
     async def test() -> None:
         artifact = open_artifact(tiny_artifact)
         session = Session(artifact, choose_placement("cpu", "float32"), threads=1)
-        engine = await started(LocalRunner(session))
+        engine = await started(LocalRunner(session, DeviceThreads(1)))
         sequences = [sequence(number, length) for number, length in ((5, 3), (6, 12), (7, 7))]
         together = await engine.submit(sequences, OUTPUT, "encode", None)
         for item, row in zip(sequences, together.rows, strict=True):
@@ -276,7 +276,7 @@ def test_a_lone_short_batch_needs_no_thread(tiny_artifact: Path) -> None:
 
     async def test() -> None:
         session = Session(open_artifact(tiny_artifact), choose_placement("cpu", "float32"), threads=1)
-        engine = await started(LocalRunner(session))
+        engine = await started(LocalRunner(session, DeviceThreads(1)))
         threads: list[int] = []
         run_session = session.run
 

@@ -75,7 +75,7 @@ def test_reflection_lists_the_service(spawn: Callable[..., object], tiny_artifac
 
 def test_metrics_follow_the_traffic(spawn: Callable[..., object], tiny_artifact: Path) -> None:
     """Prometheus' page counts requests by status, inputs, tokens, padding and batches."""
-    server = spawn(tiny_artifact)
+    server = spawn(tiny_artifact, "--model-name", "tiny")
     with attencode.Client(server.address) as client:
         client.encode(["a", "abc def"])
         client.encode("abc", attention=True)
@@ -91,14 +91,14 @@ def test_metrics_follow_the_traffic(spawn: Callable[..., object], tiny_artifact:
 
     assert value('attencode_requests_total{code="OK",method="Encode"}') == 3
     assert value('attencode_requests_total{code="INVALID_ARGUMENT",method="Encode"}') == 1
-    assert value("attencode_inputs_total") == 4
-    assert value("attencode_tokens_total") == 3 + 8 + 5 + 40
-    assert value("attencode_pad_tokens_total") == 5
-    assert value("attencode_truncated_inputs_total") == 1
-    assert value('attencode_batches_total{graph="inspect",outcome="ok"}') == 1
+    assert value('attencode_inputs_total{model="tiny"}') == 4
+    assert value('attencode_tokens_total{model="tiny"}') == 3 + 8 + 5 + 40
+    assert value('attencode_pad_tokens_total{model="tiny"}') == 5
+    assert value('attencode_truncated_inputs_total{model="tiny"}') == 1
+    assert value('attencode_batches_total{graph="inspect",model="tiny",outcome="ok"}') == 1
     assert value("attencode_requests_in_flight") == 0
-    assert value("attencode_queue_inputs") == 0
-    assert value("attencode_ready") == 1
+    assert value('attencode_queue_inputs{model="tiny"}') == 0
+    assert value('attencode_ready{model="tiny"}') == 1
     assert 'provider="' in page
 
 

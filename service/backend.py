@@ -1,0 +1,79 @@
+"""Backend: where the models run. Brings them up, keeps the server told of them, takes them down.
+
+`LocalBackend` runs them in this process; `service.fleet.RayBackend` on Ray Serve's replicas.
+May import: served, runner, session, artifact, config.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from service.artifact import Artifact
+from service.config import ServiceConfig
+from service.runner import DeviceThreads, LocalRunner
+from service.served import Models, ServedModel
+from service.session import Session, choose_placement, usable_cores
+
+
+class Backend(Protocol):
+    """Runs the models of one server."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the models are called, the default first."""
+        ...
+
+    async def start(self, models: Models) -> None:
+        """Bring the models up and put them in; later changes are put in as they come."""
+        ...
+
+    async def stop(self) -> None:
+        """Take down what `start` brought up, and wait for what still runs."""
+        ...
+
+    def summary(self) -> str:
+        """Say in a few words where the models run, and why there."""
+        ...
+
+
+class LocalBackend:
+    """Every model in this process, on one device that they share."""
+
+    def __init__(self, config: ServiceConfig, artifacts: Mapping[str, Artifact]) -> None:
+        """Choose where the models run and wire the parts; nothing runs yet.
+
+        Args:
+            config: The settings.
+            artifacts: By the name that requests use; the first is the default.
+
+        Raises:
+            StartupError: An artifact or the provider cannot be used.
+        """
+        self._placement = choose_placement(config.provider, config.precision)
+        threads = usable_cores() if config.threads == "auto" else config.threads
+        device = DeviceThreads(config.streams)
+        self._served = []
+        for name, artifact in artifacts.items():
+            session = Session(artifact, self._placement, threads=threads, streams=config.streams)
+            runner = LocalRunner(session, device)
+            self._served.append(ServedModel(config, name, artifact, runner, placement=self._placement, threads=threads))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the models are called, the default first."""
+        return tuple(served.name for served in self._served)
+
+    async def start(self, models: Models) -> None:
+        """Load and warm every model."""
+        for served in self._served:
+            await served.engine.start()
+            models.put(served)
+            models.set_ready(served.name, ready=True)
+
+    async def stop(self) -> None:
+        """Wait for running batches and end the threads."""
+        for served in self._served:
+            await served.engine.stop()
+
+    def summary(self) -> str:
+        """Name provider and precision, and why they were chosen."""
+        return f"{self._placement.device}, {self._placement.reason}"

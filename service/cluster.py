@@ -1,0 +1,172 @@
+"""Cluster: starts or joins Ray, deploys models on it, and serves them from a gateway.
+
+May import: fleet, replicas, served, artifact, config, session, errors, ray.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import ProxyLocation
+
+from service.artifact import Artifact
+from service.config import ServiceConfig, prepare_ray_environment, read_replicas
+from service.errors import ConfigError, StartupError, Unavailable
+from service.fleet import Fleet
+from service.replicas import ENCODER, Description, EncoderSettings, application_name, encoder
+from service.served import Models
+from service.session import choose_placement, usable_cores
+
+_LOG = logging.getLogger(__name__)
+
+
+class RayBackend:
+    """Models on Ray Serve's replicas: deployed if they are not yet, else attached to."""
+
+    def __init__(
+        self, config: ServiceConfig, artifacts: Mapping[str, Artifact] | None = None, *, names: Iterable[str] = ()
+    ) -> None:
+        """Store what is needed; nothing runs yet.
+
+        Args:
+            config: The settings.
+            artifacts: To deploy where they are not, by the name that requests use; the first is the default.
+            names: Of models that others deploy; instead of artifacts.
+        """
+        self._config = config
+        self._artifacts = artifacts or {}
+        self._names = tuple(names) or tuple(self._artifacts)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fleets: list[Fleet] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the models are called, the default first."""
+        return self._names
+
+    async def start(self, models: Models) -> None:
+        """Deploy what is not there, on the cluster that this process has joined, and watch the replicas.
+
+        With artifacts of our own it waits until every model answers; a gateway that others' models come to
+        does not wait.
+
+        Raises:
+            StartupError: A model cannot be deployed.
+        """
+        await asyncio.to_thread(self._deploy)
+        for name in self._names:
+            fleet = Fleet(self._config, name, models)
+            self._fleets.append(fleet)
+            self._tasks.append(asyncio.get_running_loop().create_task(fleet.watch()))
+        while self._artifacts and not all(models.is_ready(name) for name in self._names):
+            await models.changed.wait()
+            models.changed.clear()
+
+    async def stop(self) -> None:
+        """Watch no longer; the replicas stay."""
+        for task in self._tasks:
+            task.cancel()
+
+    def summary(self) -> str:
+        """Count the replicas and say what computes there."""
+        replicas = [replica for fleet in self._fleets for replica in fleet.replicas()]
+        devices = ", ".join(sorted({replica.device for replica in replicas})) or "no replica yet"
+        return f"{devices}, Ray Serve with {len(replicas)} replica{'s' if len(replicas) != 1 else ''}"
+
+    def _deploy(self) -> None:
+        for name, artifact in self._artifacts.items():
+            running = describe(name)
+            if running is None:
+                deploy(name, encoder_settings(self._config, artifact, len(self._artifacts)))
+            elif running.identity.digest != artifact.digest:
+                raise ConfigError(
+                    f"{name} runs on this cluster with artifact {running.identity.digest[:12]}, "
+                    f"{artifact.folder} is {artifact.digest[:12]}; change it with "
+                    f"`attencode deploy {name}={artifact.folder}`, or serve under another --model-name"
+                )
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Be in a Ray cluster: one that is there, or, for an empty address, one on this machine that ends with it.
+
+    To be entered on the main thread, before there are others: Ray makes processes.
+
+    Raises:
+        ConfigError: There is no cluster at the address, or this machine is none of its nodes.
+    """
+    prepare_ray_environment()
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "attencode"}
+    if address:
+        options["address"] = address
+    else:
+        options |= {"include_dashboard": False, "address": "local"}
+    try:
+        ray.init(**options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"cannot join a Ray cluster at {address!r}: {error}; start a node of it here with `ray start`"
+        ) from error
+    try:
+        serve.start(proxy_location=ProxyLocation.Disabled)
+        yield
+        if not address:
+            serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+def deploy(name: str, settings: EncoderSettings) -> None:
+    """Deploy a model, or change what is deployed under its name; waits until its replicas run.
+
+    Raises:
+        StartupError: The replicas do not come up; the message is theirs.
+    """
+    try:
+        serve.run(encoder(settings), name=application_name(name), route_prefix=None)
+    except RuntimeError as error:
+        status = serve.status().applications.get(application_name(name))
+        reasons = [deployment.message for deployment in status.deployments.values()] if status else []
+        raise StartupError(f"{name} cannot be deployed: {' '.join(reasons) or error}") from error
+
+
+def describe(name: str) -> Description | None:
+    """Ask a replica of a model for its description; None when no such model is deployed."""
+    status = serve.status().applications.get(application_name(name))
+    if status is None or status.status in ("DELETING", "NOT_STARTED"):
+        return None
+    handle = serve.get_deployment_handle(ENCODER, application_name(name))
+    try:
+        description: Description = handle.options(_by_reference=True).describe.remote().result(timeout_s=60)
+    except TimeoutError as error:
+        raise Unavailable(f"{name} is deployed, but none of its replicas answers") from error
+    return description
+
+
+def encoder_settings(config: ServiceConfig, artifact: Artifact, models: int) -> EncoderSettings:
+    """Read from the server's settings how a model's replicas shall be.
+
+    Args:
+        config: The settings.
+        artifact: The model.
+        models: How many models share this machine.
+    """
+    most = read_replicas(config.replicas)[1]
+    cpus, gpus = config.replica_cpus, config.replica_gpus
+    if gpus == "auto":
+        gpus = 1.0 if choose_placement(config.provider, config.precision).provider == "cuda" else 0.0
+    share = max(1.0, float(usable_cores() // (most * models)))
+    return EncoderSettings(
+        artifact=str(artifact.folder.resolve()),
+        replicas=config.replicas,
+        replica_cpus=share if cpus == "auto" else cpus,
+        replica_gpus=gpus,
+        replica_batches=config.replica_batches,
+        provider=config.provider,
+        precision=config.precision,
+        streams=config.streams,
+    )

@@ -1,0 +1,320 @@
+"""Fleet: the replicas of one model as a gateway sees them, and the runner that sends them batches.
+
+Encoding is idempotent, so a batch whose replica died runs again on another one. A batch that dies with its
+replica again and again is taken apart: its rows run one by one, and only the row that kills is failed.
+Replicas may change to another artifact under way; a batch runs on a replica of its own artifact or not at all.
+May import: replicas, served, runner, batching, artifact, config, request, metrics, errors, ray.
+"""
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+from ray import serve
+
+from service import metrics
+from service.artifact import ARTIFACT_FILE, open_description
+from service.batching import Batch
+from service.config import ServiceConfig
+from service.errors import DeadlineExceeded, InternalFault, Outdated
+from service.replicas import ENCODER, Answer, Backlog, Description, Identity, application_name
+from service.request import ReplicaInfo
+from service.runner import BatchResult
+from service.served import Models, ServedModel
+
+_LOG = logging.getLogger(__name__)
+
+_ROLL_CALL_S = 1.0
+_ROLL_CALL_TIMEOUT_S = 5.0
+_PAUSE_S = 0.05  # before a batch is sent again, so that Serve's router hears of a death first
+_MOST_VERSION_MISSES = 20
+# By gRPC a call takes half the time and half the work of an actor call, which puts large arrays into the object
+# store; with several MB the copies of gRPC cost more than that saves.
+_BY_GRPC_BYTES = 2 * 2**20
+
+
+class _Lost(Exception):
+    """A batch's replica died, or hung, as often as a batch may be tried."""
+
+
+class Fleet:
+    """The replicas of one model: who is there, what they serve, and the version of the model that fits them."""
+
+    def __init__(self, config: ServiceConfig, name: str, models: Models) -> None:
+        """Store what is needed; `watch` begins to look."""
+        self.config = config
+        self.name = name
+        self.suspects = asyncio.Lock()  # batches that may be deadly run one at a time
+        self._models = models
+        self._id = uuid4().hex
+        self._handle: Any = None
+        self._present: dict[str, Identity] = {}
+        self._served: ServedModel | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self._look = asyncio.Event()
+        self._troubled = False
+
+    @property
+    def backlog(self) -> Backlog:
+        """What waits here."""
+        return Backlog(self._id, self._served.engine.waiting_tokens if self._served else 0)
+
+    def count(self, digest: str) -> int:
+        """Count the replicas that serve an artifact."""
+        return sum(identity.digest == digest for identity in self._present.values())
+
+    def replicas(self) -> list[ReplicaInfo]:
+        """List the replicas that answered the last roll call."""
+        return [
+            ReplicaInfo(identity.id, identity.node, identity.device, "RUNNING", identity.digest)
+            for identity in sorted(self._present.values(), key=lambda identity: (identity.node, identity.id))
+        ]
+
+    def look_again(self) -> None:
+        """Call the roll at once: something has happened."""
+        self._look.set()
+
+    def heard(self, identity: Identity) -> None:
+        """Take note of a replica that has just spoken."""
+        self._present.setdefault(identity.id, identity)
+
+    async def send(self, digest: str, batch: Batch) -> Answer:
+        """Send a batch to a replica of Serve's choice."""
+        large = answer_bytes(batch) > _BY_GRPC_BYTES
+        handle = self._handle.options(_by_reference=large)
+        answer: Answer = await handle.run.remote(digest, batch, self.backlog)
+        return answer
+
+    async def watch(self) -> None:
+        """Call the roll for ever, and follow what the replicas serve."""
+        while True:
+            self._look.clear()
+            try:
+                await self._call_the_roll()
+                if digest := self._new_version():
+                    await self._adopt(digest)
+                self._troubled = False
+            except TimeoutError:  # a replica hangs, and Serve will find out; the others are as they were
+                _LOG.warning("a replica of %s does not answer", self.name)
+            except Exception as error:  # noqa: BLE001 - Ray raises its own kinds; whatever it is may pass
+                if not self._troubled:
+                    _LOG.warning("the replicas of %s cannot be reached: %s", self.name, error)
+                self._troubled = True
+                self._update({})
+            try:
+                async with asyncio.timeout(_ROLL_CALL_S):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+
+    async def _call_the_roll(self) -> None:
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))
+        call = self._handle.broadcast("identify", self.backlog)
+        answers = await call.results_async(timeout_s=_ROLL_CALL_TIMEOUT_S, return_exceptions=True)
+        present = [answer for answer in answers if not isinstance(answer, BaseException)]
+        self._update({identity.id: identity for identity, _ in present})
+        for identity, in_flight in present:
+            metrics.record_replica_in_flight(self.name, identity.id, identity.node, in_flight)
+
+    def _update(self, present: dict[str, Identity]) -> None:
+        before, self._present = self._present, present
+        for identity in before.values():
+            if identity.id not in present:
+                metrics.record_replica_gone(self.name, identity.id, identity.node)
+        metrics.record_replicas(self.name, len(present))
+        self._models.set_ready(self.name, ready=bool(present) and self._served is not None)
+        if present.keys() - before.keys():
+            self._wake()
+
+    def _new_version(self) -> str:
+        """Name the artifact that this gateway should change to: what most replicas serve; empty to stay.
+
+        A majority, so that during a change at most every other batch meets a replica of the wrong version.
+        """
+        if not self._present:
+            return ""
+        digest, count = Counter(identity.digest for identity in self._present.values()).most_common(1)[0]
+        present = "" if self._served is None else self._served.artifact.digest
+        return digest if digest != present and (not present or 2 * count > len(self._present)) else ""
+
+    async def _adopt(self, digest: str) -> None:
+        """Serve another artifact from now on; its description comes from a replica."""
+        while True:
+            description: Description = await self._handle.options(_by_reference=True).describe.remote()
+            if description.identity.digest == digest:
+                break
+            await asyncio.sleep(_PAUSE_S)
+        served = await asyncio.to_thread(self._assemble, description)
+        await served.engine.start()
+        self._served = served
+        self._models.put(served)
+        self._models.set_ready(self.name, ready=bool(self._present))
+        _LOG.info("%s is served by artifact %s", self.name, digest)
+
+    def _assemble(self, description: Description) -> ServedModel:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / ARTIFACT_FILE).write_bytes(description.artifact)
+            (folder / "tokenizer.json").write_bytes(description.tokenizer)
+            artifact = open_description(folder)
+            runner = RayRunner(self, artifact.digest, batches=description.settings.replica_batches)
+            placement, threads = description.placement, description.threads
+            return ServedModel(self.config, self.name, artifact, runner, placement=placement, threads=threads)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called when there are more replicas than before."""
+        self._wake = wake
+
+
+class RayRunner:
+    """Runs the batches of one version of a model on the replicas that serve it."""
+
+    def __init__(self, fleet: Fleet, digest: str, *, batches: int) -> None:
+        """Store the parts; a replica gets so many `batches` at once."""
+        self._fleet = fleet
+        self._digest = digest
+        self._batches = batches
+        self._attempts = fleet.config.batch_attempts
+        self._timeout_s = fleet.config.batch_timeout_s
+
+    @property
+    def capacity(self) -> int:
+        """So many batches for each replica of this version; 0 while there is none."""
+        return self._batches * self._fleet.count(self._digest)
+
+    def replicas(self) -> list[ReplicaInfo]:
+        """List the model's replicas."""
+        return self._fleet.replicas()
+
+    async def start(self, wake: Callable[[], None]) -> None:
+        """Ask to be told of more replicas."""
+        self._fleet.listen(wake)
+
+    async def stop(self) -> None:
+        """Do nothing: the replicas are not ours."""
+
+    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:  # noqa: ARG002
+        """Run a batch on a replica, and again on others while replicas die; at most until the deadline."""
+        try:
+            async with asyncio.timeout(None if deadline_s is None else deadline_s - time.monotonic()):
+                return await self._run(batch)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the deadline passed while the request waited for a replica, or ran") from error
+
+    async def _run(self, batch: Batch) -> BatchResult:
+        rows = len(batch.lengths)
+        try:
+            return _result(await self._send(batch, self._attempts if rows == 1 else max(1, self._attempts - 1)))
+        except _Lost:
+            if rows == 1:
+                raise
+        _LOG.warning("a batch of %d inputs was lost with its replica each time; its inputs run one by one", rows)
+        async with self._fleet.suspects:
+            return await self._run_rows(batch)
+
+    async def _run_rows(self, batch: Batch) -> BatchResult:
+        """Run each row alone, so that only a deadly one is failed."""
+        results: dict[int, BatchResult] = {}
+        failed: dict[int, Exception] = {}
+        for row in range(len(batch.lengths)):
+            try:
+                results[row] = _result(await self._send(batch.row(row), 1))
+            except _Lost as error:
+                failed[row] = _fault(error)
+        return BatchResult(
+            _joined(results, len(batch.lengths)),
+            max((result.inference_s for result in results.values()), default=0.0),
+            failed,
+        )
+
+    async def _send(self, batch: Batch, attempts: int) -> Answer:
+        """Send a batch until a replica of its version answers.
+
+        Raises:
+            _Lost: Its replica died or hung so many times.
+            Outdated: The replicas serve another version now.
+        """
+        lost = misses = 0
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await self._fleet.send(self._digest, batch)
+            except Exception as error:  # what the model itself raises comes in the answer
+                hung = isinstance(error, TimeoutError)
+                if not hung or self.capacity:  # else it waited for a replica to come
+                    lost += 1
+                    metrics.record_retry(self._fleet.name, "hung" if hung else "died")
+                    _LOG.warning("a batch was lost (%s): %s", "no answer" if hung else type(error).__name__, error)
+                self._fleet.look_again()
+                if lost >= attempts:
+                    raise _Lost from error
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            self._fleet.heard(answer.identity)
+            if answer.arrays is not None or answer.error:
+                self._count(answer, batch)
+                return answer
+            misses += 1
+            metrics.record_retry(self._fleet.name, "other_version")
+            self._fleet.look_again()
+            if misses >= _MOST_VERSION_MISSES or not self._fleet.count(self._digest):
+                await asyncio.sleep(_PAUSE_S)
+                raise Outdated
+
+    def _count(self, answer: Answer, batch: Batch) -> None:
+        identity = answer.identity
+        metrics.record_replica_batch(
+            self._fleet.name,
+            identity.id,
+            identity.node,
+            tokens=batch.input_ids.size,
+            seconds=answer.inference_s,
+            in_flight=answer.in_flight,
+        )
+
+
+def answer_bytes(batch: Batch) -> int:
+    """Estimate from above what a batch's outputs take, without knowing the model: 1,024 wide, 16 heads, float32."""
+    rows, seq = batch.input_ids.shape
+    total = 0
+    for name in batch.outputs:
+        if name.startswith("pooled_"):
+            total += rows * 4096
+        elif name.startswith("attentions_"):
+            total += rows * 64 * seq * seq
+        else:
+            total += rows * seq * 4096
+    return total
+
+
+def _result(answer: Answer) -> BatchResult:
+    if answer.error:
+        raise RuntimeError(f"replica {answer.identity.id} on {answer.identity.node}: {answer.error}")
+    return BatchResult(answer.arrays or {}, answer.inference_s)
+
+
+def _joined(results: Mapping[int, BatchResult], rows: int) -> dict[str, NDArray[np.float32]]:
+    """Put the arrays of single rows into those of the whole batch; rows that failed hold zeros."""
+    whole: dict[str, NDArray[np.float32]] = {}
+    for row, result in results.items():
+        for name, array in result.arrays.items():
+            if name not in whole:
+                whole[name] = np.zeros((rows, *array.shape[1:]), dtype=np.float32)
+            whole[name][row] = array[0]
+    return whole
+
+
+def _fault(error: Exception) -> InternalFault:
+    """Make the error of a row that takes its replica down, and log it under its id."""
+    fault = InternalFault()
+    _LOG.error("an input was lost with its replica each time that it ran (%s)", fault.id, exc_info=error)
+    return fault

@@ -1,0 +1,245 @@
+"""Replicas: the Ray Serve deployment that runs batches, and what it and a gateway say to each other.
+
+`encoder` builds a model's application from plain settings, for `serve run` and `serve deploy`, for
+`attencode serve --ray` and for `attencode deploy` alike. This module is imported inside Ray's processes.
+May import: artifact, batching, config, runner, scaling, session, ray, pydantic.
+"""
+
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, field_validator
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
+from service.batching import Batch
+from service.config import read_replicas
+from service.runner import DeviceThreads
+from service.scaling import ReplicaLoad
+from service.session import Placement, Session, choose_placement
+
+ENCODER = "EncoderReplica"
+
+# Serve asks after a replica's health this often; one whose device hangs for the timeout, thrice, is replaced.
+_HEALTH_PERIOD_S = 2.0
+_HEALTH_TIMEOUT_S = 10.0
+# Several gateways may each have `replica_batches` at one replica.
+_GATEWAYS_AT_ONCE = 8
+
+
+class EncoderSettings(BaseModel):
+    """What an encoder application is made of: one model on its replicas.
+
+    Attributes:
+        artifact: Folder of the artifact; it must exist on every node that may hold a replica.
+        replicas: `N` or `MIN:MAX`.
+        replica_cpus: Cores of a replica, which are its threads too.
+        replica_gpus: GPUs of a replica; a fraction shares one.
+        replica_batches: Batches that one gateway gives a replica at once.
+        provider: As for `attencode serve`.
+        precision: As for `attencode serve`.
+        streams: Batches that run side by side in a replica.
+        upscale_delay_s: How long more replicas must be needed before they come.
+        downscale_delay_s: How long fewer must be needed before they go.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    artifact: str
+    replicas: str = "1"
+    replica_cpus: float = 1.0
+    replica_gpus: float = 0.0
+    replica_batches: int = 2
+    provider: Literal["auto", "cuda", "openvino", "cpu"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    streams: int = 1
+    upscale_delay_s: float = 5.0
+    downscale_delay_s: float = 120.0
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _replicas(cls, value: Any) -> str:
+        read_replicas(str(value))
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a replica is: its id, its node, what computes there, and the artifact that it serves."""
+
+    id: str
+    node: str
+    device: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """All that a gateway must know of a model to serve it.
+
+    Attributes:
+        identity: Of the replica that tells.
+        artifact: The bytes of `artifact.json`.
+        tokenizer: The bytes of `tokenizer.json`.
+        placement: Where the model runs.
+        threads: Threads that one batch has.
+        settings: What the application was made of.
+    """
+
+    identity: Identity
+    artifact: bytes
+    tokenizer: bytes
+    placement: Placement
+    threads: int
+    settings: EncoderSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits at a gateway when it sends a batch."""
+
+    gateway: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a replica says to a batch.
+
+    Attributes:
+        identity: Of the replica.
+        arrays: The outputs; None when the replica serves another artifact than was asked for, or failed.
+        inference_s: How long the graph ran.
+        in_flight: Batches that the replica still holds.
+        error: What went wrong in the model, for the log.
+    """
+
+    identity: Identity
+    arrays: Mapping[str, NDArray[np.float32]] | None = None
+    inference_s: float = 0.0
+    in_flight: int = 0
+    error: str = ""
+
+
+class EncoderReplica:
+    """One session of one artifact; takes whole batches."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        """Load the artifact and warm the session up.
+
+        Raises:
+            StartupError: The artifact or the provider cannot be used here.
+        """
+        self._settings = settings
+        self._artifact: Artifact = open_artifact(Path(settings.artifact))
+        self._placement = choose_placement(settings.provider, settings.precision)
+        self._cores = max(1, int(settings.replica_cpus))
+        self._session = Session(self._artifact, self._placement, threads=self._cores, streams=settings.streams)
+        self._session.load("encode")
+        self._session.warm_up()
+        self._threads = DeviceThreads(settings.streams)
+        self._threads.start()
+        self._identity = Identity(*_whereabouts(), self._placement.device, self._artifact.digest)
+        self._load = ReplicaLoad(time.monotonic())
+        self._in_flight = 0
+
+    async def run(self, digest: str, batch: Batch, backlog: Backlog) -> Answer:
+        """Run a batch that was made for the artifact of a digest."""
+        if digest != self._artifact.digest:
+            return Answer(self._identity, in_flight=self._in_flight)
+        self._load.note_backlog(backlog.gateway, backlog.tokens, time.monotonic())
+        self._in_flight += 1
+        try:
+            result = await self._threads.run(self._session, batch)
+        except Exception as error:  # noqa: BLE001 - told in the answer: what is raised here means a broken replica
+            return Answer(self._identity, in_flight=self._in_flight - 1, error=f"{type(error).__name__}: {error}")
+        finally:
+            self._in_flight -= 1
+        self._load.note_batch(batch.input_ids.size, result.inference_s)
+        return Answer(self._identity, result.arrays, result.inference_s, self._in_flight)
+
+    async def identify(self, backlog: Backlog) -> tuple[Identity, int]:
+        """Say who this is and how many batches it holds."""
+        self._load.note_backlog(backlog.gateway, backlog.tokens, time.monotonic())
+        return self._identity, self._in_flight
+
+    async def describe(self) -> Description:
+        """Give what a gateway needs to serve this artifact."""
+        folder = self._artifact.folder
+        return Description(
+            self._identity,
+            (folder / ARTIFACT_FILE).read_bytes(),
+            (folder / "tokenizer.json").read_bytes(),
+            self._placement,
+            self._cores,
+            self._settings,
+        )
+
+    async def check_health(self) -> None:
+        """Run a tiny batch on the device.
+
+        Raises:
+            RuntimeError: It computes NaN or infinity; Serve then replaces the replica.
+        """
+        ids = np.full((1, 2), self._artifact.vocab_size - 1, dtype=np.int64)
+        ones, zeros = np.ones_like(ids), np.zeros_like(ids)
+        outputs = (f"pooled_{self._artifact.pooling}",)
+        result = await self._threads.run(self._session, Batch("encode", outputs, (2,), ids, ones, zeros, ones))
+        if not all(np.isfinite(array).all() for array in result.arrays.values()):
+            raise RuntimeError(f"{self._placement.device} computes NaN or infinity")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Serve's autoscaler what `scale_on_work` reads."""
+        return self._load.report(time.monotonic())
+
+
+def encoder(settings: EncoderSettings) -> serve.Application:
+    """Build a model's application; name it `attencode-NAME`."""
+    least, most = read_replicas(settings.replicas)
+    scale: dict[str, Any] = {"num_replicas": least}
+    if least < most:
+        scale = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=least,
+                max_replicas=most,
+                upscale_delay_s=settings.upscale_delay_s,
+                downscale_delay_s=settings.downscale_delay_s,
+                look_back_period_s=5.0,
+                metrics_interval_s=1.0,
+                policy=AutoscalingPolicy(policy_function="service.scaling:scale_on_work"),
+            )
+        }
+    deployment = serve.deployment(
+        name=ENCODER,
+        max_ongoing_requests=settings.replica_batches * _GATEWAYS_AT_ONCE,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.2,
+        ray_actor_options={
+            "num_cpus": settings.replica_cpus,
+            "num_gpus": settings.replica_gpus,
+            "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}},
+        },
+        **scale,
+    )(EncoderReplica)
+    return deployment.bind(settings)
+
+
+def application_name(model: str) -> str:
+    """Name the application that runs a model."""
+    return f"attencode-{model}"
+
+
+def _whereabouts() -> tuple[str, str]:
+    """Give this replica's id and its node: host name and the head of the node's id."""
+    replica = serve.get_replica_context().replica_id.unique_id
+    node = ray.get_runtime_context().get_node_id()
+    return replica, f"{socket.gethostname()}/{node[:8]}"
