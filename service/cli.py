@@ -1,4 +1,4 @@
-"""The `attencode` command: serve | export | encode | attend | info.
+"""The `attencode` command: serve | deploy | export | encode | attend | info.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
 2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
@@ -21,6 +21,14 @@ from typing import Any
 from service.errors import AttencodeError, ConfigError
 
 _STARTED = time.perf_counter()
+_DEPLOY_HELP = """usage: attencode deploy NAME=MODEL ... [--address HOST:PORT] [settings]
+
+Puts models on the replicas of a Ray cluster that runs already (`--address auto`, this node's, if unset), or
+replaces the artifact under a name while it is served: new replicas come first, requests under way are answered
+whole by one version, and if the new artifact does not start the old one goes on. MODEL is an artifact folder that
+every node has under this path. Settings are those of `attencode serve` from --replicas to --batch-timeout-s,
+--provider, --precision and --streams; what is not given stays as it runs.
+"""
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 
@@ -37,10 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may not know every script
     try:
-        if words[:1] == ["serve"]:  # its flags are the settings themselves
+        if words[:1] in (["serve"], ["deploy"]):  # their flags are the settings themselves
             before = signal.getsignal(signal.SIGTERM)
             try:
-                return _serve(words[1:])
+                return _serve(words[1:]) if words[0] == "serve" else _deploy(words[1:])
             finally:
                 signal.signal(signal.SIGTERM, before)
         parsed = _parser().parse_args(words)
@@ -66,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("serve", help="serve a model; `attencode serve --help` lists the settings")
+    commands.add_parser("deploy", help="put a model, or a new artifact of it, on the replicas of a Ray cluster")
 
     export = commands.add_parser("export", help="turn a checkpoint into an artifact folder")
     export.add_argument("model", metavar="MODEL", help="checkpoint folder or hub id")
@@ -109,7 +118,7 @@ def _serve(words: list[str]) -> int:
     from service.cache import end_in_order, open_models  # noqa: PLC0415 - heavy, and needs the extra of a server
 
     signal.signal(signal.SIGTERM, end_in_order)  # until the server itself listens for it
-    from service.config import parse_config  # noqa: PLC0415
+    from service.config import parse_config, prepare_ray_environment  # noqa: PLC0415
 
     config = parse_config(words)
     logging.basicConfig(
@@ -120,6 +129,7 @@ def _serve(words: list[str]) -> int:
     artifacts = open_models(config)
     run = _event_loop_runner()
     if config.ray:
+        prepare_ray_environment()
         from service.cluster import RayBackend, joined  # noqa: PLC0415 - Ray only where it is asked for
 
         with joined(config.address):
@@ -128,6 +138,27 @@ def _serve(words: list[str]) -> int:
         from service.backend import LocalBackend  # noqa: PLC0415
 
         run(serve(config, LocalBackend(config, artifacts), _STARTED))
+    return 0
+
+
+def _deploy(words: list[str]) -> int:
+    """Deploy each NAME=MODEL; the flags are those of serve, unset ones stay as they run."""
+    from service.cache import open_models  # noqa: PLC0415
+    from service.config import parse_config, prepare_ray_environment  # noqa: PLC0415
+
+    if not words or words[0] in ("-h", "--help"):
+        sys.stdout.write(_DEPLOY_HELP)
+        return 0 if words else 2
+    named = [f"--model={word}" if "=" in word and not word.startswith("-") else word for word in words]
+    config = parse_config(["--ray", "true", "--address", "auto", *named])
+    artifacts = open_models(config)
+    prepare_ray_environment()
+    from service.cluster import deploy, joined, settings_for  # noqa: PLC0415
+
+    with joined(config.address):
+        for name, artifact in artifacts.items():
+            description = deploy(name, settings_for(config, name, artifact, len(artifacts)))
+            _print_line(f"{name} runs {artifact.digest}, {description.settings.replicas} replicas")
     return 0
 
 

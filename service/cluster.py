@@ -5,8 +5,10 @@ May import: fleet, replicas, served, artifact, config, session, errors, ray.
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import ray
@@ -14,8 +16,8 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 from service.artifact import Artifact
-from service.config import ServiceConfig, prepare_ray_environment, read_replicas
-from service.errors import ConfigError, StartupError, Unavailable
+from service.config import ServiceConfig, read_replicas
+from service.errors import ClusterLost, ConfigError, StartupError, Unavailable
 from service.fleet import Fleet
 from service.replicas import ENCODER, Description, EncoderSettings, application_name, encoder
 from service.served import Models
@@ -99,29 +101,38 @@ def joined(address: str) -> Iterator[None]:
     Raises:
         ConfigError: There is no cluster at the address, or this machine is none of its nodes.
     """
-    prepare_ray_environment()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "attencode"}
     if address:
         options["address"] = address
     else:
         options |= {"include_dashboard": False, "address": "local"}
     try:
-        ray.init(**options)
+        with redirect_stdout(sys.stderr):
+            ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cannot join a Ray cluster at {address!r}: {error}; start a node of it here with `ray start`"
         ) from error
     try:
-        serve.start(proxy_location=ProxyLocation.Disabled)
-        yield
-        if not address:
-            serve.shutdown()
+        with redirect_stdout(sys.stderr):  # where Ray prints what happens on its nodes
+            serve.start(proxy_location=ProxyLocation.Disabled)
+            yield
+            if not address:
+                serve.shutdown()
+    except ClusterLost as error:
+        sys.stderr.write(f"attencode: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)  # Ray's own way out would wait a minute for the cluster
     finally:
         ray.shutdown()
 
 
-def deploy(name: str, settings: EncoderSettings) -> None:
+def deploy(name: str, settings: EncoderSettings) -> Description:
     """Deploy a model, or change what is deployed under its name; waits until its replicas run.
+
+    Returns:
+        What one of the new replicas says of itself.
 
     Raises:
         StartupError: The replicas do not come up; the message is theirs.
@@ -132,6 +143,10 @@ def deploy(name: str, settings: EncoderSettings) -> None:
         status = serve.status().applications.get(application_name(name))
         reasons = [deployment.message for deployment in status.deployments.values()] if status else []
         raise StartupError(f"{name} cannot be deployed: {' '.join(reasons) or error}") from error
+    description = describe(name)
+    if description is None:
+        raise StartupError(f"{name} was taken down while it was deployed")
+    return description
 
 
 def describe(name: str) -> Description | None:
@@ -145,6 +160,25 @@ def describe(name: str) -> Description | None:
     except TimeoutError as error:
         raise Unavailable(f"{name} is deployed, but none of its replicas answers") from error
     return description
+
+
+def settings_for(config: ServiceConfig, name: str, artifact: Artifact, models: int) -> EncoderSettings:
+    """Give the settings with which a model is to be deployed: as it runs, changed by what was set.
+
+    Args:
+        config: The settings, of which only those that were given count for a model that runs.
+        name: The model's name.
+        artifact: What it shall serve.
+        models: How many models share this machine, for one that does not run yet.
+    """
+    wanted = encoder_settings(config, artifact, models)
+    running = describe(name)
+    if running is None:
+        return wanted
+    given = {
+        field: getattr(wanted, field) for field in EncoderSettings.model_fields if field in config.model_fields_set
+    }
+    return running.settings.model_copy(update={**given, "artifact": wanted.artifact})
 
 
 def encoder_settings(config: ServiceConfig, artifact: Artifact, models: int) -> EncoderSettings:

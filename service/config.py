@@ -139,10 +139,17 @@ def read_replicas(words: str) -> tuple[int, int]:
     return least, most
 
 
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 2**20),  # answers of more than 4 MiB
+}
+"""What Ray reads from variables alone."""
+
+
 def prepare_ray_environment() -> None:
-    """Set, before Ray starts, what it reads from variables alone; what the user has set stays."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    """Set Ray's variables before it is imported; what the user has set stays."""
+    for name, value in RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
 
 
 def parse_config(arguments: Sequence[str]) -> ServiceConfig:

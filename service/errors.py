@@ -5,7 +5,8 @@
     ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
     ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
-    │   └── Outdated                            the model was replaced; the servicer begins anew
+    │   ├── Outdated                            the model was replaced; the servicer begins anew
+    │   └── ClusterLost                         Ray is gone; the process ends
     ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
     └── StartupError       (no status)          the server does not start
         ├── ConfigError      a setting
@@ -72,6 +73,10 @@ class Outdated(Unavailable):
     def __init__(self) -> None:
         """Write the message, which a caller sees only if versions follow each other too fast."""
         super().__init__("the model was replaced while the request waited; try again")
+
+
+class ClusterLost(Unavailable):
+    """Report that the Ray cluster is gone, so that this process must be started anew."""
 
 
 class InternalFault(AttencodeError):

@@ -24,7 +24,7 @@ from service import metrics
 from service.artifact import ARTIFACT_FILE, open_description
 from service.batching import Batch
 from service.config import ServiceConfig
-from service.errors import DeadlineExceeded, InternalFault, Outdated
+from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated
 from service.replicas import ENCODER, Answer, Backlog, Description, Identity, application_name
 from service.request import ReplicaInfo
 from service.runner import BatchResult
@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 _ROLL_CALL_S = 1.0
 _ROLL_CALL_TIMEOUT_S = 5.0
+_MOST_FAILURES = 4  # of roll calls, before the cluster itself is asked whether it is still there
 _PAUSE_S = 0.05  # before a batch is sent again, so that Serve's router hears of a death first
 _MOST_VERSION_MISSES = 20
 # By gRPC a call takes half the time and half the work of an actor call, which puts large arrays into the object
@@ -60,7 +61,7 @@ class Fleet:
         self._served: ServedModel | None = None
         self._wake: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
-        self._troubled = False
+        self._failures = 0  # roll calls in succession
 
     @property
     def backlog(self) -> Backlog:
@@ -88,38 +89,53 @@ class Fleet:
 
     async def send(self, digest: str, batch: Batch) -> Answer:
         """Send a batch to a replica of Serve's choice."""
-        large = answer_bytes(batch) > _BY_GRPC_BYTES
-        handle = self._handle.options(_by_reference=large)
-        answer: Answer = await handle.run.remote(digest, batch, self.backlog)
+        large = max(answer_bytes(batch), 4 * batch.input_ids.nbytes) > _BY_GRPC_BYTES
+        response = self._handle.options(_by_reference=large).run.remote(digest, batch, self.backlog)
+        try:
+            answer: Answer = await response
+        except asyncio.CancelledError:
+            response.cancel()  # by actor call the replica would go on
+            raise
         return answer
 
     async def watch(self) -> None:
-        """Call the roll for ever, and follow what the replicas serve."""
-        while True:
+        """Call the roll for ever, and follow what the replicas serve; ends only with the cluster."""
+        while not self._models.lost.done():
             self._look.clear()
             try:
-                await self._call_the_roll()
-                if digest := self._new_version():
-                    await self._adopt(digest)
-                self._troubled = False
-            except TimeoutError:  # a replica hangs, and Serve will find out; the others are as they were
-                _LOG.warning("a replica of %s does not answer", self.name)
+                async with asyncio.timeout(_ROLL_CALL_TIMEOUT_S):
+                    await self._call_the_roll()
+                    if digest := self._new_version():
+                        await self._adopt(digest)
+                self._failures = 0
             except Exception as error:  # noqa: BLE001 - Ray raises its own kinds; whatever it is may pass
-                if not self._troubled:
-                    _LOG.warning("the replicas of %s cannot be reached: %s", self.name, error)
-                self._troubled = True
-                self._update({})
+                await self._note_failure(error)
             try:
                 async with asyncio.timeout(_ROLL_CALL_S):
                     await self._look.wait()
             except TimeoutError:
                 pass
 
+    async def _note_failure(self, error: Exception) -> None:
+        """Wait for better times, unless the whole cluster is gone."""
+        self._failures += 1
+        if self._failures == 1:
+            _LOG.warning("the replicas of %s cannot be reached: %s", self.name, error or type(error).__name__)
+        if not isinstance(error, TimeoutError) or self._failures >= _MOST_FAILURES:
+            self._update({})  # else one of them hangs, and the others are as they were
+        if self._failures % _MOST_FAILURES == 0 and not self._models.lost.done():
+            try:
+                async with asyncio.timeout(_ROLL_CALL_TIMEOUT_S):
+                    await asyncio.to_thread(serve.status)
+            except Exception as trouble:  # noqa: BLE001 - as above
+                lost = ClusterLost(f"the Ray cluster does not answer any more: {trouble or type(trouble).__name__}")
+                self._models.lost.set_exception(lost)
+
     async def _call_the_roll(self) -> None:
         if self._handle is None:
             self._handle = await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))
         call = self._handle.broadcast("identify", self.backlog)
-        answers = await call.results_async(timeout_s=_ROLL_CALL_TIMEOUT_S, return_exceptions=True)
+        answers = await call.results_async(return_exceptions=True)
         present = [answer for answer in answers if not isinstance(answer, BaseException)]
         self._update({identity.id: identity for identity, _ in present})
         for identity, in_flight in present:

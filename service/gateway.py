@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict
 from ray import serve
 
 from service.cluster import RayBackend
-from service.config import ServiceConfig
+from service.config import RAY_VARIABLES, ServiceConfig
 from service.server import Server
 
 GATEWAY = "Gateway"
-_HEALTH_PERIOD_S = 2.0
 
 
 class GatewaySettings(BaseModel):
@@ -38,17 +37,14 @@ class GatewaySettings(BaseModel):
 class Gateway:
     """A whole server on one node, its port open to clients; its models run on the replicas of other applications."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        """Store the settings; the first health check starts the server, on the loop that goes on."""
+    async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
+        """Start the server."""
         config = ServiceConfig.model_validate({"ray": True, "model": settings.models[0], **settings.settings})
         self._server = Server(config, RayBackend(config, names=settings.models))
-        self._started = False
+        await self._server.start()
 
     async def check_health(self) -> None:
-        """Start the server once."""
-        if not self._started:
-            self._started = True
-            await self._server.start()
+        """Do nothing: that it is answered says that the loop runs."""
 
     async def address(self) -> str:
         """Say where this gateway listens."""
@@ -56,9 +52,7 @@ class Gateway:
 
     async def __del__(self) -> None:
         """Drain."""
-        if self._started:
-            self._started = False
-            await self._server.stop()
+        await self._server.stop()
 
 
 def gateway(settings: GatewaySettings) -> serve.Application:
@@ -67,11 +61,10 @@ def gateway(settings: GatewaySettings) -> serve.Application:
         name=GATEWAY,
         num_replicas=settings.gateways,
         max_replicas_per_node=1,
-        health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=40.0,
         ray_actor_options={
             "num_cpus": settings.gateway_cpus,
-            "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}},
+            "runtime_env": {"env_vars": RAY_VARIABLES},
         },
     )(Gateway)
     return deployment.bind(settings)

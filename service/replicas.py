@@ -28,9 +28,10 @@ from service.session import Placement, Session, choose_placement
 
 ENCODER = "EncoderReplica"
 
-# Serve asks after a replica's health this often; one whose device hangs for the timeout, thrice, is replaced.
-_HEALTH_PERIOD_S = 2.0
-_HEALTH_TIMEOUT_S = 10.0
+# Serve asks after a replica's health this often, and replaces one whose device hangs for the timeout, thrice.
+# How long the only replica's death goes unnoticed is the period.
+_HEALTH_PERIOD_S = 1.0
+_HEALTH_TIMEOUT_S = 5.0
 # Several gateways may each have `replica_batches` at one replica.
 _GATEWAYS_AT_ONCE = 8
 
@@ -49,6 +50,8 @@ class EncoderSettings(BaseModel):
         streams: Batches that run side by side in a replica.
         upscale_delay_s: How long more replicas must be needed before they come.
         downscale_delay_s: How long fewer must be needed before they go.
+        surge_percent: Replicas, in percent and rounded up, that come beside the old ones while an artifact is
+            replaced; 0 where there is no room for another, at the price of some capacity meanwhile.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,6 +66,7 @@ class EncoderSettings(BaseModel):
     streams: int = 1
     upscale_delay_s: float = 5.0
     downscale_delay_s: float = 120.0
+    surge_percent: int = 25
 
     @field_validator("replicas", mode="before")
     @classmethod
@@ -223,11 +227,9 @@ def encoder(settings: EncoderSettings) -> serve.Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.2,
-        ray_actor_options={
-            "num_cpus": settings.replica_cpus,
-            "num_gpus": settings.replica_gpus,
-            "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}},
-        },
+        ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
+        max_surge_percent=settings.surge_percent,
+        logging_config={"enable_access_log": False},
         **scale,
     )(EncoderReplica)
     return deployment.bind(settings)

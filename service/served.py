@@ -85,6 +85,7 @@ class Models:
         self.names = tuple(names)
         self.stopping = asyncio.Event()
         self.changed = asyncio.Event()  # for the one who tells others whether models are ready
+        self.lost: asyncio.Future[None] = asyncio.Future()  # fails when the models are gone for good
         self._served: dict[str, ServedModel] = {}
         self._ready: dict[str, bool] = dict.fromkeys(names, False)
 

@@ -86,6 +86,14 @@ class Server:
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
 
+    async def lost(self) -> None:
+        """Wait for ever, or until the models are gone for good.
+
+        Raises:
+            ClusterLost: They are.
+        """
+        await asyncio.shield(self._models.lost)
+
     def ready_line(self) -> str:
         """Say in one line what runs where."""
         names = ", ".join(self._models.names)
@@ -152,6 +160,7 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
 
     Raises:
         StartupError: The server cannot start.
+        ClusterLost: The models are gone for good.
     """
     server = Server(config, backend)
     stop = asyncio.Event()
@@ -159,9 +168,15 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await server.start()
-    sys.stdout.write(f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)\n")
-    sys.stdout.flush()
-    await stop.wait()
+    out = sys.__stdout__ or sys.stdout  # Ray's own words go to stderr
+    out.write(f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)\n")
+    out.flush()
+    ends = {loop.create_task(stop.wait()), loop.create_task(server.lost())}
+    ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    for task in ended:
+        task.result()
     _LOG.info("draining: new calls are refused, accepted ones have %.0f s", config.grace_s)
     await server.stop()
     _LOG.info("drained")

@@ -88,7 +88,7 @@ def test_the_two_halves_do_not_meet() -> None:
 
 def test_only_the_config_reads_the_environment() -> None:
     """os.environ appears in config.py, and in cache.py to hand it to the export's own process."""
-    readers = {path.stem for path in (ROOT / "service").glob("*.py") if "environ" in path.read_text()}
+    readers = {path.stem for path in (ROOT / "service").glob("*.py") if "os.environ" in path.read_text()}
     assert readers <= {"config", "cache"}
 
 

@@ -1,6 +1,7 @@
 """Real servers for the tests: one in this process on a free port, or a process of its own."""
 
 import asyncio
+import hashlib
 import os
 import re
 import signal
@@ -9,22 +10,59 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from attencode import Client
-from service.artifact import open_artifact
-from service.backend import LocalBackend
+from service.artifact import Artifact, open_artifact
+from service.backend import Backend, LocalBackend
 from service.config import ServiceConfig
 from service.server import Server
 
 ROOT = Path(__file__).parents[2]
+LITTLE_CPU = 0.01  # of a core a replica in Ray's books, so that many fit; each has one thread
+
+
+@contextmanager
+def cluster(**options: object) -> Iterator[str]:
+    """Run a Ray cluster of one node that this process is part of."""
+    import ray
+    from ray import serve
+
+    from service.config import prepare_ray_environment
+
+    prepare_ray_environment()
+    settings = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False, **options}
+    context = ray.init(logging_level="ERROR", namespace="attencode", **settings)
+    serve.start(proxy_location="Disabled")
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        serve.shutdown()
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[..., str]]:
+def ray_cluster() -> Iterator[str]:
+    """Start a Ray cluster, join it with this process, and give its address; nothing of it is left in the end."""
+    pytest.importorskip("ray", reason="Ray is not installed; install attencode[ray]")
+    with cluster() as address:
+        yield address
+
+
+@pytest.fixture(scope="session", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def where(request: pytest.FixtureRequest) -> str:
+    """Say where a server's models run: every test of a server runs for both."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def serve(where: str) -> Iterator[Callable[..., str]]:
     """Give a function that serves an artifact in this process, in float32, and gives the address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -36,11 +74,16 @@ def serve() -> Iterator[Callable[..., str]]:
 
     async def build(config: ServiceConfig, artifact: Path) -> None:
         opened = open_artifact(artifact)
-        servers.append(Server(config, LocalBackend(config, {config.model_name or opened.model_id: opened})))
+        artifacts = {config.model_name or opened.model_id: opened}
+        servers.append(
+            Server(config, ray_backend(config, artifacts) if config.ray else LocalBackend(config, artifacts))
+        )
         await servers[-1].start()
 
     def start(artifact: Path, **settings: object) -> str:
         defaults = {"port": 0, "metrics_port": "none", "provider": "cpu", "precision": "float32"}
+        if where == "ray":
+            defaults |= {"ray": True, "model_name": f"served-{len(servers)}", "replica_cpus": LITTLE_CPU}
         config = ServiceConfig.model_validate({"model": str(artifact), **defaults, **settings})
         call(build(config, artifact))
         return f"127.0.0.1:{servers[-1].port}"
@@ -51,6 +94,12 @@ def serve() -> Iterator[Callable[..., str]]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def ray_backend(config: ServiceConfig, artifacts: dict[str, Artifact]) -> Backend:
+    from service.cluster import RayBackend  # only where Ray is there
+
+    return RayBackend(config, artifacts)
 
 
 @pytest.fixture(scope="session")
@@ -90,13 +139,35 @@ class ServerProcess:
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., ServerProcess]]:
+def spawn(where: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerProcess]]:
     """Give a function that starts `attencode serve` as a process and waits until it is ready."""
+    with spawning([] if where == "local" else on_cluster(request.getfixturevalue("ray_cluster"))) as start:
+        yield start
+
+
+@pytest.fixture
+def spawn_local() -> Iterator[Callable[..., ServerProcess]]:
+    """Give the same for servers that run their models themselves, and know nothing of Ray."""
+    with spawning([]) as start:
+        yield start
+
+
+def on_cluster(address: str) -> list[str]:
+    """Give the flags of a server whose models run on the tests' cluster."""
+    return ["--ray", "true", "--address", address, "--replica-cpus", str(LITTLE_CPU)]
+
+
+@contextmanager
+def spawning(further: list[str]) -> Iterator[Callable[..., ServerProcess]]:
+    """Give a function that starts servers with further flags; they end with the block."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(model: Path | str | None, *flags: str, **environment: str) -> ServerProcess:
         words = [] if model is None else [str(model)]
-        command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "0", *flags]
+        if further and model is not None and "--model-name" not in flags:  # one cluster: a name for each artifact
+            words += ["--model-name", hashlib.sha256(words[0].encode()).hexdigest()[:8]]
+        command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "0"]
+        command += [*further, *flags]
         started = time.perf_counter()
         process = subprocess.Popen(
             command,
@@ -108,17 +179,24 @@ def spawn() -> Iterator[Callable[..., ServerProcess]]:
         )
         processes.append(process)
         assert process.stdout is not None
+        hanging = threading.Timer(90, process.kill)
+        hanging.start()
         line = process.stdout.readline()
+        hanging.cancel()
         ready_s = time.perf_counter() - started
         match = re.search(r" at (\S+:\d+), .*?(?:metrics on port (\d+))?(?: \(ready.*)?$", line.strip())
+        if match is None:
+            process.kill()
         assert match, f"the server did not start: {line}{process.stderr.read() if process.stderr else ''}"
         return ServerProcess(process, match[1], int(match[2]) if match[2] else None, line, ready_s)
 
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe:
-                pipe.close()
+    try:
+        yield start
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe:
+                    pipe.close()
