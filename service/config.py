@@ -147,9 +147,14 @@ RAY_VARIABLES = {
 
 
 def prepare_ray_environment() -> None:
-    """Set Ray's variables before it is imported; what the user has set stays."""
+    """Set Ray's variables before it is imported; what the user has set stays.
+
+    Ray's own nodes take to authentication by token as soon as a token is there; who joins them must be told to.
+    """
     for name, value in RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
+    if "RAY_AUTH_TOKEN" in os.environ or Path("~/.ray/auth_token").expanduser().exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def parse_config(arguments: Sequence[str]) -> ServiceConfig:

@@ -34,6 +34,7 @@ def cluster(**options: object) -> Iterator[str]:
 
     from service.config import prepare_ray_environment
 
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a token into the home folder
     prepare_ray_environment()
     settings = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False, **options}
     context = ray.init(logging_level="ERROR", namespace="attencode", **settings)

@@ -1,0 +1,188 @@
+"""What only Ray brings: deadly inputs, growing and shrinking fleets, gateways as deployments, the config file."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attencode import Client, InternalFault, encode_request
+
+ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode[ray]")
+
+from ray import serve as ray_serve  # noqa: E402
+
+from service.artifact import open_artifact  # noqa: E402
+from service.cluster import deploy  # noqa: E402
+from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
+from service.replicas import ENCODER, EncoderReplica, EncoderSettings, application_name  # noqa: E402
+
+pytestmark = pytest.mark.ray
+CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def gateway_of(ray_cluster: str) -> Iterator[Callable[..., str]]:
+    """Give a function that runs a gateway as a deployment and gives its address; it ends with the test."""
+    names: list[str] = []
+
+    def start(*models: str, **settings: object) -> str:
+        names.append(f"gateway-{models[0]}")
+        port = free_port()
+        made = GatewaySettings(
+            models=list(models), gateway_cpus=0.01, settings={"port": port, "metrics_port": "none", **settings}
+        )
+        ray_serve.run(gateway(made), name=names[-1], route_prefix=None)
+        address = f"127.0.0.1:{port}"
+        with Client(address, wait_for_ready=True) as client:
+            wait_until(lambda: _answers(client))
+        return address
+
+    yield start
+    for name in names:
+        ray_serve.delete(name)
+
+
+def _answers(client: Client) -> bool:
+    try:
+        return bool(client.get_model().replicas)
+    except Exception:  # noqa: BLE001 - not yet
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.2)
+
+
+def settings(artifact: Path, **changes: object) -> EncoderSettings:
+    return EncoderSettings.model_validate(
+        {"artifact": str(artifact), "replica_cpus": 0.01, "provider": "cpu", **changes}
+    )
+
+
+def test_a_deadly_input_fails_alone(
+    ray_cluster: str, gateway_of: Callable[..., str], tiny_artifact: Path, tmp_path: Path
+) -> None:
+    """An input that takes every replica down is failed after its tries; its neighbours are answered."""
+    deaths, artifact = tmp_path / "deaths", settings(tiny_artifact)
+    poison = 9  # the token "e" of the tiny vocabulary
+
+    class Deadly(EncoderReplica):
+        async def run(self, digest, batch, backlog):  # type: ignore[no-untyped-def]
+            if poison in batch.input_ids:
+                with deaths.open("a") as file:
+                    file.write("x")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await super().run(digest, batch, backlog)
+
+    deployment = ray_serve.deployment(
+        name=ENCODER,
+        num_replicas=2,
+        max_ongoing_requests=16,
+        health_check_period_s=1,
+        ray_actor_options={"num_cpus": 0.01},
+    )(Deadly)
+    ray_serve.run(deployment.bind(artifact), name=application_name("deadly"), route_prefix=None)
+    address = gateway_of("deadly", max_queue_delay_ms=50)
+    with Client(address, timeout_s=60) as client:
+        expected = client.encode("abc").pooled
+        with ThreadPoolExecutor(9) as pool:
+            good = [pool.submit(client.encode, "abc") for _ in range(8)]
+            bad = pool.submit(client.encode, "e")
+            for call in good:
+                np.testing.assert_allclose(call.result().pooled, expected, atol=1e-5)
+            with pytest.raises(InternalFault):
+                bad.result()
+    assert len(deaths.read_text()) == 3
+    ray_serve.delete(application_name("deadly"))
+
+
+def test_the_fleet_follows_the_work(ray_cluster: str, gateway_of: Callable[..., str], minilm_artifact: Path) -> None:
+    """Under load there come more replicas, up to the bound; without it they go again, down to the floor."""
+    deploy("growing", settings(minilm_artifact, replicas="1:2", upscale_delay_s=0.5, downscale_delay_s=2.0))
+    address = gateway_of("growing")
+    text = "the old man sat by the river and watched the boats " * 8
+    requests = (encode_request([text] * 16) for _ in range(100_000))
+    with Client(address) as client:
+        assert len(client.get_model().replicas) == 1
+        for number, answer in enumerate(client.encode_stream(requests)):
+            assert not isinstance(answer, Exception)
+            if number % 10 == 0 and len(client.get_model().replicas) == 2:
+                break
+        assert len(client.get_model().replicas) == 2
+        wait_until(lambda: len(client.get_model().replicas) == 1)
+    ray_serve.delete(application_name("growing"))
+
+
+def test_large_tensors_cross(ray_cluster: str, gateway_of: Callable[..., str], minilm_artifact: Path) -> None:
+    """Every layer's attention and states of long texts, tens of MB, come as from a local session."""
+    deploy("large", settings(minilm_artifact))
+    texts = ["the old man sat by the river and watched the boats " * 15, "short"]
+    with Client(gateway_of("large")) as client:
+        together = client.encode(texts, attention=True, hidden_states=True)
+        assert together.results[0].attention.nbytes > 2**22
+        for text, item in zip(texts, together.results, strict=True):
+            alone = client.encode(text, attention=True, hidden_states=True).results[0]
+            np.testing.assert_allclose(item.attention, alone.attention, atol=1e-5)
+            np.testing.assert_allclose(item.hidden_states, alone.hidden_states, atol=1e-4)
+    ray_serve.delete(application_name("large"))
+
+
+def test_a_gateway_waits_for_its_models(ray_cluster: str, tiny_artifact: Path) -> None:
+    """A gateway that is there before its model says UNAVAILABLE, then serves it when it comes."""
+    from attencode import Unavailable
+
+    port = free_port()
+    made = GatewaySettings(models=["late"], gateway_cpus=0.01, settings={"port": port, "metrics_port": "none"})
+    ray_serve.run(gateway(made), name="early", route_prefix=None)
+    with Client(f"127.0.0.1:{port}", options=[("grpc.enable_retries", 0)], wait_for_ready=True) as client:
+        with pytest.raises(Unavailable, match="starting or draining"):
+            client.encode("abc")
+        deploy("late", settings(tiny_artifact))
+        wait_until(lambda: _answers(client))
+        assert client.encode("abc").model == "late"
+    handle = ray_serve.get_deployment_handle(GATEWAY, "early")
+    assert f":{port}, cpu float32, Ray Serve with 1 replica" in handle.address.remote().result()
+    ray_serve.delete("early")
+    ray_serve.delete(application_name("late"))
+
+
+def test_the_config_file_runs(ray_cluster: str, tiny_artifact: Path) -> None:
+    """deploy/serve.yaml, with an artifact that is here, brings a model and a gateway up; Serve knows every key."""
+    import yaml
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    written = yaml.safe_load(CONFIG.read_text())
+    known = ServeDeploySchema.model_validate(written).model_dump(by_alias=True)
+    assert written.keys() <= known.keys()
+    for application, understood in zip(written["applications"], known["applications"], strict=True):
+        assert application.keys() <= understood.keys()
+    model, front = written["applications"]
+    port = free_port()
+    model["args"] |= {"artifact": str(tiny_artifact), "replica_cpus": 0.01}
+    front["args"] |= {"gateway_cpus": 0.01}
+    front["args"]["settings"] |= {"port": port, "metrics_port": "none"}
+    before = set(ray_serve.status().applications)
+    assert not before & {"attencode-minilm", "attencode-gateway"}
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(written), _blocking=False)
+    with Client(f"127.0.0.1:{port}", wait_for_ready=True) as client:
+        wait_until(lambda: _answers(client))
+        assert client.encode("abc").model_digest == open_artifact(tiny_artifact).digest
+    for name in (front["name"], model["name"]):
+        ray_serve.delete(name)
