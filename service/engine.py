@@ -28,6 +28,8 @@ _LOG = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 _LOWEST_RATE_TOKENS_S = 100.0
+_COMPANY_ROWS = 32
+_COMPANY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,9 @@ class Engine:
     def _pump(self) -> None:
         """Start batches while the runner has room and the policy has one."""
         while self._running < self._runner.capacity:
+            if self._is_worth_waiting():
+                self._schedule_pump(_COMPANY_S)
+                break
             planned = plan(self._waiting, self._limits, time.monotonic())
             if not isinstance(planned, BatchPlan):
                 if planned is not None:
@@ -212,6 +217,18 @@ class Engine:
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
         metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
+
+    def _is_worth_waiting(self) -> bool:
+        """Tell whether a few rows should wait for company, for a batch to come back, or for a short while.
+
+        With room for many batches every few arrivals would else make one of their own, and where a batch costs the
+        gateway as much as several requests (1 ms against 0.26 ms a request, measured with Ray), the batches alone
+        would fill its core. The rule is Nagle's (RFC 896): small ones wait while others are under way.
+        """
+        oldest = self._waiting.oldest()
+        if oldest is None or not self._running or len(self._waiting) >= _COMPANY_ROWS or self._runner.eager:
+            return False
+        return time.monotonic() - oldest.arrived_s < _COMPANY_S
 
     def _take(self, planned: BatchPlan) -> tuple[list[tuple[_Job, int]], float]:
         """Move a batch from the queue to the runner; gives its rows and how long the oldest waited."""

@@ -33,10 +33,14 @@ from service.served import Models, ServedModel
 _LOG = logging.getLogger(__name__)
 
 _ROLL_CALL_S = 1.0
+_ROLL_CALL_REPLICA_S = 0.05  # more for each replica: at 1 ms of this process's core each, 2 % of it in all
 _ROLL_CALL_TIMEOUT_S = 5.0
+_ADOPTION_TIMEOUT_S = 60.0
 _MOST_FAILURES = 4  # of roll calls, before the cluster itself is asked whether it is still there
 _PAUSE_S = 0.05  # before a batch is sent again, so that Serve's router hears of a death first
 _MOST_VERSION_MISSES = 20
+_BUSY_SHARE = 0.6  # of a core, from which a gateway sends no more small batches beside others
+_BUSY_WINDOW_S = 0.1
 # By gRPC a call takes half the time and half the work of an actor call, which puts large arrays into the object
 # store; with several MB the copies of gRPC cost more than that saves.
 _BY_GRPC_BYTES = 2 * 2**20
@@ -57,7 +61,9 @@ class Fleet:
         self._models = models
         self._id = uuid4().hex
         self._handle: Any = None
+        self._run: dict[bool, Any] = {}  # the handle's method, by whether large arrays go through the object store
         self._present: dict[str, Identity] = {}
+        self._serving: Counter[str] = Counter()  # how many of them serve each artifact
         self._served: ServedModel | None = None
         self._wake: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
@@ -70,7 +76,7 @@ class Fleet:
 
     def count(self, digest: str) -> int:
         """Count the replicas that serve an artifact."""
-        return sum(identity.digest == digest for identity in self._present.values())
+        return self._serving[digest]
 
     def replicas(self) -> list[ReplicaInfo]:
         """List the replicas that answered the last roll call."""
@@ -80,17 +86,19 @@ class Fleet:
         ]
 
     def look_again(self) -> None:
-        """Call the roll at once: something has happened."""
+        """Call the roll soon: something has happened."""
         self._look.set()
 
     def heard(self, identity: Identity) -> None:
         """Take note of a replica that has just spoken."""
-        self._present.setdefault(identity.id, identity)
+        if identity.id not in self._present:
+            self._present[identity.id] = identity
+            self._serving[identity.digest] += 1
 
     async def send(self, digest: str, batch: Batch) -> Answer:
         """Send a batch to a replica of Serve's choice."""
         large = max(answer_bytes(batch), 4 * batch.input_ids.nbytes) > _BY_GRPC_BYTES
-        response = self._handle.options(_by_reference=large).run.remote(digest, batch, self.backlog)
+        response = self._run[large].remote(digest, batch, self.backlog)
         try:
             answer: Answer = await response
         except asyncio.CancelledError:
@@ -102,16 +110,19 @@ class Fleet:
         """Call the roll for ever, and follow what the replicas serve; ends only with the cluster."""
         while not self._models.lost.done():
             self._look.clear()
+            pause_s = max(_ROLL_CALL_S, _ROLL_CALL_REPLICA_S * len(self._present))
             try:
                 async with asyncio.timeout(_ROLL_CALL_TIMEOUT_S):
                     await self._call_the_roll()
-                    if digest := self._new_version():
+                if digest := self._new_version():
+                    async with asyncio.timeout(_ADOPTION_TIMEOUT_S):
                         await self._adopt(digest)
                 self._failures = 0
             except Exception as error:  # noqa: BLE001 - Ray raises its own kinds; whatever it is may pass
                 await self._note_failure(error)
+            await asyncio.sleep(pause_s / 10)
             try:
-                async with asyncio.timeout(_ROLL_CALL_S):
+                async with asyncio.timeout(pause_s):
                     await self._look.wait()
             except TimeoutError:
                 pass
@@ -133,8 +144,10 @@ class Fleet:
 
     async def _call_the_roll(self) -> None:
         if self._handle is None:
-            self._handle = await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))
-        call = self._handle.broadcast("identify", self.backlog)
+            handle = await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))
+            self._run = {large: handle.options(method_name="run", _by_reference=large) for large in (False, True)}
+            self._handle = handle
+        call = self._handle.options(_by_reference=False).broadcast("identify", self.backlog)
         answers = await call.results_async(return_exceptions=True)
         present = [answer for answer in answers if not isinstance(answer, BaseException)]
         self._update({identity.id: identity for identity, _ in present})
@@ -143,6 +156,7 @@ class Fleet:
 
     def _update(self, present: dict[str, Identity]) -> None:
         before, self._present = self._present, present
+        self._serving = Counter(identity.digest for identity in present.values())
         for identity in before.values():
             if identity.id not in present:
                 metrics.record_replica_gone(self.name, identity.id, identity.node)
@@ -158,7 +172,7 @@ class Fleet:
         """
         if not self._present:
             return ""
-        digest, count = Counter(identity.digest for identity in self._present.values()).most_common(1)[0]
+        digest, count = self._serving.most_common(1)[0]
         present = "" if self._served is None else self._served.artifact.digest
         return digest if digest != present and (not present or 2 * count > len(self._present)) else ""
 
@@ -191,6 +205,23 @@ class Fleet:
         self._wake = wake
 
 
+class BusyShare:
+    """How much of one core this process has lately used."""
+
+    def __init__(self) -> None:
+        """Begin to count."""
+        self._since = (time.monotonic(), time.process_time())
+        self._share = 0.0
+
+    def share(self) -> float:
+        """Give the share over the last tenth of a second, 1 for a whole core."""
+        now, used = time.monotonic(), time.process_time()
+        if now - self._since[0] >= _BUSY_WINDOW_S:
+            self._share = (used - self._since[1]) / (now - self._since[0])
+            self._since = (now, used)
+        return self._share
+
+
 class RayRunner:
     """Runs the batches of one version of a model on the replicas that serve it."""
 
@@ -201,11 +232,17 @@ class RayRunner:
         self._batches = batches
         self._attempts = fleet.config.batch_attempts
         self._timeout_s = fleet.config.batch_timeout_s
+        self._busy = BusyShare()
 
     @property
     def capacity(self) -> int:
         """So many batches for each replica of this version; 0 while there is none."""
         return self._batches * self._fleet.count(self._digest)
+
+    @property
+    def eager(self) -> bool:
+        """Whether this process has time for batches of a few rows."""
+        return self._busy.share() <= _BUSY_SHARE
 
     def replicas(self) -> list[ReplicaInfo]:
         """List the model's replicas."""

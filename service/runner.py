@@ -48,6 +48,11 @@ class Runner(Protocol):
         """Batches that it makes sense to have in flight."""
         ...
 
+    @property
+    def eager(self) -> bool:
+        """Whether a small batch is worth sending beside those that run already."""
+        ...
+
     def replicas(self) -> list[ReplicaInfo]:
         """List where batches run."""
         ...
@@ -146,6 +151,11 @@ class LocalRunner:
     def capacity(self) -> int:
         """One batch a stream."""
         return self._threads.streams
+
+    @property
+    def eager(self) -> bool:
+        """Always: handing a batch over costs next to nothing here."""
+        return True
 
     def replicas(self) -> list[ReplicaInfo]:
         """List this process, the only place."""

@@ -27,6 +27,7 @@ class GateRunner:
 
     def __init__(self, capacity: int = 1) -> None:
         self.capacity = capacity
+        self.eager = True
         self.gate = asyncio.Event()
         self.batches: list[Batch] = []
         self.error: Exception | None = None
@@ -249,6 +250,32 @@ def test_several_streams_run_side_by_side() -> None:
         answers = await asyncio.gather(*tasks)
         assert [int(answer.rows[0]["pooled_mean"][0]) for answer in answers] == [0, 1, 2]
         assert len(runner.batches) == 3
+
+    run(test)
+
+
+def test_a_busy_gateway_sends_no_small_batches_beside_others() -> None:
+    """While batches are under way and its core is busy, few rows wait for company, or for a short while."""
+
+    async def test() -> None:
+        runner = GateRunner(capacity=8)
+        runner.eager = False
+        engine = await started(runner, limits=BatchLimits(max_batch_tokens=4096))
+        tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None))]
+        await asyncio.sleep(0)
+        for _ in range(3):  # in turns of the loop of their own
+            tasks += [asyncio.create_task(engine.submit([sequence(2)] * 2, OUTPUT, "encode", None))]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert [len(batch.lengths) for batch in runner.batches] == [1], "the first goes at once, the others wait"
+        tasks += [asyncio.create_task(engine.submit([sequence(3)] * 32, OUTPUT, "encode", None))]
+        await asyncio.sleep(0.001)
+        assert [len(batch.lengths) for batch in runner.batches] == [1, 38], "enough of them go together"
+        tasks += [asyncio.create_task(engine.submit([sequence(4)], OUTPUT, "encode", None))]
+        await asyncio.sleep(0.05)
+        assert [len(batch.lengths) for batch in runner.batches] == [1, 38, 1], "and none waits for long"
+        runner.gate.set()
+        await asyncio.gather(*tasks)
 
     run(test)
 

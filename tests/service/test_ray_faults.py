@@ -1,0 +1,431 @@
+"""Faults: what callers notice while replicas, gateways, nodes and a cluster die, or while a model is replaced.
+
+Every process that a test kills or stops is one that it started: replicas are found by names of this run alone.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from attencode import Client, DeadlineExceeded, EncodeResult
+from tests.service.conftest import ROOT, ServerProcess, on_cluster, spawning
+
+ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode[ray]")
+
+from ray import serve as ray_serve  # noqa: E402
+
+from service.artifact import open_artifact  # noqa: E402
+from service.replicas import application_name  # noqa: E402
+
+pytestmark = pytest.mark.ray
+RUN = f"faults-{os.getpid()}"
+SINGLE, PAIR, ROLLING = f"{RUN}-single", f"{RUN}-pair", f"{RUN}-rolling"
+TEXTS = ["a", "abc", "fade a bed", "a b c d e f g h", "jib " * 6, "abcdefghij " * 3]
+
+
+# ---------------------------------------------------------------- what the tests do
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
+@contextmanager
+def load(address: str, requests: list[str] | list[list[str]], clients: int = 8) -> Iterator[list]:
+    """Let clients ask while the block runs; gives (request's place, answer). A call that fails fails the test."""
+    over = threading.Event()
+    answers: list[tuple[int, EncodeResult]] = []
+
+    def ask(first: int) -> None:
+        with Client(address, wait_for_ready=True) as client:
+            for number in count(first):
+                if over.is_set():
+                    return
+                place = number % len(requests)
+                answers.append((place, client.encode(requests[place])))
+
+    with ThreadPoolExecutor(clients) as pool:
+        calls = [pool.submit(ask, number) for number in range(clients)]
+        try:
+            yield answers
+        finally:
+            over.set()
+    for call in calls:
+        call.result()
+
+
+def right_answers(address: str, requests: list[str] | list[list[str]]) -> dict[str, list[np.ndarray]]:
+    """Give the vectors of each request, under the digest of the version that made them."""
+    with Client(address) as client:
+        answers = [client.encode(request) for request in requests]
+    return {answers[0].model_digest: [answer.pooled for answer in answers]}
+
+
+def check(answers: list[tuple[int, EncodeResult]], expected: dict[str, list[np.ndarray]]) -> None:
+    """Hold each answer against the vectors of the version that it says it is of."""
+    assert len(answers) > 8
+    for place, answer in answers:
+        np.testing.assert_allclose(answer.pooled, expected[answer.model_digest][place], atol=1e-5)
+
+
+def replicas(address: str) -> set[str]:
+    with Client(address) as client:
+        return {replica.id for replica in client.get_model().replicas}
+
+
+def processes(model: str) -> list[psutil.Process]:
+    """Find the replicas of a model of this run."""
+    title = f"ray::ServeReplica:attencode-{model}:EncoderReplica"
+    every = psutil.process_iter(["cmdline"])
+    return [process for process in every if "".join(process.info["cmdline"] or []).startswith(title)]
+
+
+def kill_one(model: str) -> None:
+    victim = processes(model)[0]
+    victim.kill()
+    psutil.wait_procs([victim], timeout=10)
+
+
+def serving(address: str, service: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def metrics(server: ServerProcess) -> str:
+    return urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=5).read().decode()
+
+
+def value(server: ServerProcess, sample: str) -> float:
+    match = re.search(rf"^{re.escape(sample)} (\S+)$", metrics(server), re.MULTILINE)
+    return float(match[1]) if match else 0.0
+
+
+def readiness(server: ServerProcess, model: str) -> tuple[bool, bool, float]:
+    names = ("", f"attencode.v1.Encoder/{model}")
+    whole, one = (serving(server.address, name) for name in names)
+    return whole, one, value(server, f'attencode_ready{{model="{model}"}}')
+
+
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    line = [sys.executable, "-m", "service", *map(str, words)]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# ---------------------------------------------------------------- what they do it to
+
+
+@pytest.fixture(scope="module")
+def spawn(ray_cluster: str) -> Iterator[Callable[..., ServerProcess]]:
+    """Give a function that starts servers on the tests' cluster; models of this run leave it in the end."""
+    with spawning(on_cluster(ray_cluster)) as start:
+        yield start
+    for name in ray_serve.status().applications:
+        if name.startswith(application_name(RUN)):
+            ray_serve.delete(name)
+
+
+@pytest.fixture(scope="module")
+def single(spawn: Callable[..., ServerProcess], tiny_artifact: Path) -> ServerProcess:
+    """Give a server of one replica."""
+    return spawn(tiny_artifact, "--model-name", SINGLE)
+
+
+@pytest.fixture(scope="module")
+def pair(spawn: Callable[..., ServerProcess], tiny_artifact: Path) -> ServerProcess:
+    """Give a server of two replicas that gives a hung one up after 2 s."""
+    return spawn(tiny_artifact, "--model-name", PAIR, "--replicas", "2", "--batch-timeout-s", "2")
+
+
+@pytest.fixture(scope="module")
+def other_artifact(make_bert: Callable[..., Path], export_artifact: Callable[[Path], Path]) -> Path:
+    """Give an artifact of the same shape of answers as the tiny one's, and other numbers."""
+    return export_artifact(make_bert(intermediate_size=48))
+
+
+class Cluster:
+    """A Ray cluster of a test's own, whose nodes may die."""
+
+    def __init__(self) -> None:
+        """Start its head."""
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path: Ray puts sockets into it
+        self._seen: set[psutil.Process] = set()
+        self._number = count(1)
+        port, other = free_port(), free_port()
+        self.address = f"{ray.util.get_node_ip_address()}:{port}"
+        flags = ["--include-dashboard=false", f"--temp-dir={self._folder}", f"--ray-client-server-port={other}"]
+        self.head = self._start("--head", f"--port={port}", *flags)
+
+    def add(self) -> psutil.Process:
+        """Start another node, on an address of its own: whoever joins at the head's becomes part of the head."""
+        return self._start(f"--address={self.address}", f"--node-ip-address=127.0.0.{1 + next(self._number)}")
+
+    def _start(self, *flags: str) -> psutil.Process:
+        log = self._folder / f"{len(self._seen)}.log"
+        line = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", *flags]
+        line += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+        line += ["--object-store-memory=100000000", "--include-log-monitor=false"]
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        with log.open("w") as file:
+            process = psutil.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        self._seen.add(process)
+        wait_until(lambda: "Ray runtime started" in log.read_text())
+        return process
+
+    def tree(self, process: psutil.Process) -> list[psutil.Process]:
+        """List a node's processes, which `end` will not forget even if they lose their parent."""
+        with suppress(psutil.NoSuchProcess):
+            self._seen |= {process, *process.children(recursive=True)}
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def kill(self, process: psutil.Process) -> None:
+        """Kill a node: all of its processes."""
+        _kill(self.tree(process))
+
+    def end(self) -> None:
+        """Kill every process that was started, and remove what they wrote."""
+        for process in list(self._seen):
+            self.tree(process)
+        _kill(list(self._seen))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _kill(several: list[psutil.Process]) -> None:
+    for process in several:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(several, timeout=10)
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Cluster]:
+    """Give a cluster of one node with one core; nothing of it is left in the end."""
+    cluster = Cluster()
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+
+
+# ---------------------------------------------------------------- replicas
+
+
+def test_deaths_go_unnoticed(pair: ServerProcess) -> None:
+    """While replicas die one after the other, no call fails and every answer is as before."""
+    expected = right_answers(pair.address, TEXTS)
+    with load(pair.address, TEXTS) as answers:
+        for _ in range(2):
+            time.sleep(2)
+            kill_one(PAIR)
+            time.sleep(2)
+        time.sleep(2)
+    check(answers, expected)
+
+
+def test_the_only_replica_dies(single: ServerProcess) -> None:
+    """Calls wait for its successor; readiness says so, liveness does not change, its series leave the metrics."""
+    expected = right_answers(single.address, TEXTS)
+    (dead,) = replicas(single.address)
+    with load(single.address, TEXTS) as answers:
+        assert f'replica="{dead}"' in metrics(single)
+        kill_one(SINGLE)
+        wait_until(lambda: readiness(single, SINGLE) == (False, False, 0))
+        assert serving(single.address, "liveness")
+        wait_until(lambda: readiness(single, SINGLE) == (True, True, 1), 30)
+    check(answers, expected)
+    (successor,) = replicas(single.address)
+    assert dead not in metrics(single)
+    assert f'replica="{successor}"' in metrics(single)
+    assert value(single, f'attencode_batch_retries_total{{model="{SINGLE}",reason="died"}}') >= 1
+
+
+def test_a_deadline_passes_without_a_replica(single: ServerProcess) -> None:
+    """A caller who cannot wait for the successor is told DEADLINE_EXCEEDED; one who can is answered."""
+    with Client(single.address) as patient, Client(single.address, timeout_s=0.5) as hasty:
+        expected = patient.encode("abc").pooled
+        kill_one(SINGLE)
+        with ThreadPoolExecutor() as pool:
+            calls = [pool.submit(patient.encode, "abc") for _ in range(4)]
+            for _ in range(3):
+                with pytest.raises(DeadlineExceeded):
+                    hasty.encode("abc")
+            for call in calls:
+                np.testing.assert_allclose(call.result().pooled, expected, atol=1e-5)
+
+
+def test_a_replica_hangs(pair: ServerProcess) -> None:
+    """What a stopped replica holds runs on the other one; no call fails."""
+    expected = right_answers(pair.address, TEXTS)
+    wait_until(lambda: len(processes(PAIR)) == len(replicas(pair.address)) == 2)
+    stopped = processes(PAIR)[0]
+    try:
+        with load(pair.address, TEXTS) as answers:
+            time.sleep(1)
+            stopped.suspend()
+            time.sleep(8)
+            before = len(answers)
+            time.sleep(3)
+            assert len(answers) > before
+    finally:
+        stopped.kill()
+    check(answers, expected)
+    assert value(pair, f'attencode_batch_retries_total{{model="{PAIR}",reason="hung"}}') >= 1
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_a_model_is_replaced_under_load(
+    spawn: Callable[..., ServerProcess], ray_cluster: str, tiny_artifact: Path, other_artifact: Path
+) -> None:
+    """`deploy` brings a new version without a failure, and no answer, however large, mixes the two."""
+    server = spawn(tiny_artifact, "--model-name", ROLLING, "--replicas", "2", "--max-batch-tokens", "64")
+    requests = [["abc"], TEXTS, TEXTS * 5]
+    expected = right_answers(server.address, requests)
+    with load(server.address, requests) as answers:
+        time.sleep(1)
+        done = command("deploy", f"{ROLLING}={other_artifact}", "--address", ray_cluster)
+        assert done.returncode == 0, done.stderr
+        new = open_artifact(other_artifact).digest
+        assert done.stdout == f"{ROLLING} runs {new}, 2 replicas\n"
+        wait_until(lambda: answers[-1][1].model_digest == new)
+        time.sleep(2)
+        last = len(answers)
+        time.sleep(1)
+    expected |= right_answers(server.address, requests)
+    check(answers, expected)
+    assert (
+        {answer.model_digest for _, answer in answers} == expected.keys() == {new, open_artifact(tiny_artifact).digest}
+    )
+    assert {answer.model_digest for _, answer in answers[last:]} == {new}
+
+
+def no_artifact(folder: Path, _artifact: Path) -> tuple[Path, list[str], str]:
+    folder.mkdir()
+    (folder / "notes.txt").write_text("nothing")
+    return folder, [], "config.json"
+
+
+def damaged(folder: Path, artifact: Path) -> tuple[Path, list[str], str]:
+    shutil.copytree(artifact, folder)
+    weights = bytearray((folder / "weights.bin").read_bytes())
+    weights[100] ^= 1
+    (folder / "weights.bin").write_bytes(weights)
+    return folder, [], "weights.bin was changed or damaged after the export"
+
+
+def refused_by_replicas(_folder: Path, artifact: Path) -> tuple[Path, list[str], str]:
+    return artifact, ["--provider", "cuda", "--replica-gpus", "0"], f"{SINGLE} cannot be deployed: "
+
+
+@pytest.mark.parametrize("make", [no_artifact, damaged, refused_by_replicas])
+def test_what_cannot_be_deployed(
+    single: ServerProcess,
+    ray_cluster: str,
+    other_artifact: Path,
+    tmp_path: Path,
+    make: Callable[[Path, Path], tuple[Path, list[str], str]],
+) -> None:
+    """An artifact that cannot run is refused in one line, and the old version goes on."""
+    expected = right_answers(single.address, TEXTS)
+    folder, flags, message = make(tmp_path / "model", other_artifact)
+    with load(single.address, TEXTS, clients=2) as answers:
+        flags += ["--address", ray_cluster, "--cache-dir", str(tmp_path / "cache")]
+        ended = command("deploy", f"{SINGLE}={folder}", *flags)
+    assert ended.returncode == 1
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("attencode: "))
+    assert message in line
+    assert "Traceback" not in ended.stderr
+    check(answers, expected)
+
+
+def test_serve_changes_no_model(single: ServerProcess, ray_cluster: str, other_artifact: Path) -> None:
+    """`serve` of another artifact under a name that runs is refused, and says what would change it."""
+    flags = ["--port", "0", "--metrics-port", "none", *on_cluster(ray_cluster)]
+    ended = command("serve", other_artifact, "--model-name", SINGLE, *flags)
+    assert ended.returncode == 1
+    assert f"`attencode deploy {SINGLE}={other_artifact}`" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# ---------------------------------------------------------------- gateways, nodes, clusters
+
+
+def test_a_gateway_dies(pair: ServerProcess, spawn: Callable[..., ServerProcess], tiny_artifact: Path) -> None:
+    """Clients that wait do not notice that a gateway was killed and started anew; the replicas stay."""
+    flags = ["--model-name", PAIR, "--port", str(free_port())]
+    first = spawn(tiny_artifact, *flags)
+    wait_until(lambda: len(replicas(first.address)) == 2)
+    before = replicas(first.address)
+    expected = right_answers(first.address, TEXTS)
+    with load(first.address, TEXTS) as answers:
+        time.sleep(1)
+        first.process.kill()
+        first.process.wait()
+        spawn(tiny_artifact, *flags)
+        time.sleep(1)
+    check(answers, expected)
+    assert replicas(first.address) == before
+
+
+def test_a_node_dies(own_cluster: Cluster, tiny_artifact: Path) -> None:
+    """Calls go on without a failure on the other node's replica; with a new node there are two again."""
+    flags = ["--ray", "true", "--address", own_cluster.address, "--model-name", f"{RUN}-nodes"]
+    second = own_cluster.add()
+    with spawning([*flags, "--replicas", "2", "--replica-cpus", "1"]) as start:
+        server = start(tiny_artifact)
+        expected = right_answers(server.address, TEXTS)
+        with Client(server.address) as client, load(server.address, TEXTS) as answers:
+            wait_until(lambda: len(client.get_model().replicas) == 2)
+            before = {replica.node for replica in client.get_model().replicas}
+            assert len(before) == 2
+            own_cluster.kill(second)
+            wait_until(lambda: len(client.get_model().replicas) == 1)
+            own_cluster.add()
+            wait_until(lambda: len(client.get_model().replicas) == 2)
+            assert len({replica.node for replica in client.get_model().replicas} - before) == 1
+        check(answers, expected)
+
+
+def test_the_cluster_is_lost(own_cluster: Cluster, tiny_artifact: Path) -> None:
+    """A gateway whose cluster hangs ends by itself and says why."""
+    with spawning(["--ray", "true", "--address", own_cluster.address, "--model-name", f"{RUN}-lost"]) as start:
+        server = start(tiny_artifact)
+        (raylet,) = (process for process in own_cluster.tree(own_cluster.head) if process.name() == "raylet")
+        own_cluster.head.suspend()  # else it would end the rest of the node too
+        raylet.send_signal(signal.SIGKILL)
+        _, errors = server.process.communicate(timeout=90)
+        assert server.process.returncode == 1
+        assert "attencode: the Ray cluster does not answer any more" in errors
+        assert "Traceback" not in errors
