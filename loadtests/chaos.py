@@ -36,7 +36,7 @@ class Service:
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Store the command line."""
         self._gateway_dies = arguments.victim == "gateway"
-        self._command = [sys.executable, "-m", "service", "serve", str(arguments.artifact), "--ray", "true"]
+        self._command = [sys.executable, "-m", "service", "serve", str(arguments.artifact), "--ray"]
         self._command += ["--replicas", str(arguments.replicas), "--port", str(arguments.port)]
         self._command += ["--metrics-port", "none", *(["--address", "auto"] if self._gateway_dies else [])]
         self._process: subprocess.Popen[str] | None = None

@@ -203,7 +203,7 @@ def main() -> None:
         proxy_location=ProxyLocation.HeadOnly,
         grpc_options=gRPCOptions(port=PROXY_PORT, grpc_servicer_functions=functions),
     )
-    cluster = ["--ray", "true", "--address", context.address_info["gcs_address"]]
+    cluster = ["--ray", "--address", context.address_info["gcs_address"]]
     with message_file([TEXT]) as body, message_file([TEXT] * MANY) as large:
         proxy = through_proxy(arguments, body, answer)
         rows = [(str(count), *through_gateway(arguments, cluster, count, body)) for count in REPLICAS]

@@ -98,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     attend.add_argument("--head", type=int, help="negative from the end; the mean over heads if unset")
     attend.set_defaults(run=_attend)
 
-    info = commands.add_parser("info", help="describe the model that a server serves")
+    info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
+    info.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
     info.set_defaults(run=_info)
 
     for command in (encode, attend, info):
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
         command.add_argument("--json", action="store_true", help="print one JSON object")
     for command in (encode, attend):
+        command.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right")
         command.add_argument("--prompt-name", help="prompt of the model; its default if unset")
     return parser
@@ -150,7 +152,7 @@ def _deploy(words: list[str]) -> int:
         sys.stdout.write(_DEPLOY_HELP)
         return 0 if words else 2
     named = [f"--model={word}" if "=" in word and not word.startswith("-") else word for word in words]
-    config = parse_config(["--ray", "true", "--address", "auto", *named])
+    config = parse_config(["--ray", "--address", "auto", *named])
     artifacts = open_models(config)
     prepare_ray_environment()
     from service.cluster import deploy, joined, settings_for  # noqa: PLC0415
@@ -227,6 +229,7 @@ def _encode(parsed: argparse.Namespace) -> int:
             token_embeddings=parsed.token_embeddings,
             truncation=parsed.truncation,
             prompt_name=parsed.prompt_name,
+            model=parsed.model,
         )
     if parsed.json:
         _print_json(
@@ -260,6 +263,7 @@ def _attend(parsed: argparse.Namespace) -> int:
             heads=heads,
             truncation=parsed.truncation,
             prompt_name=parsed.prompt_name,
+            model=parsed.model,
         )
     weights = result.attention[0].mean(axis=0)  # (query, key)
     if parsed.json:
@@ -288,14 +292,18 @@ def _info(parsed: argparse.Namespace) -> int:
     from dataclasses import asdict  # noqa: PLC0415
 
     with _client(parsed) as client:
-        facts = asdict(client.get_model())
+        facts = asdict(client.get_model(parsed.model))
     if parsed.json:
         _print_json(facts)
         return 0
     width = max(len(name) for name in facts)
+    replicas = facts.pop("replicas")
     for name, value in facts.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         sys.stdout.write(f"{name:<{width}}  {shown}\n")
+    for replica in replicas:
+        words = (replica["id"], replica["node"], replica["device"], replica["state"], replica["digest"][:12])
+        sys.stdout.write(f"{'replica':<{width}}  {'  '.join(words)}\n")
     return 0
 
 

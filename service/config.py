@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliPositionalArg, NoDecode, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliImplicitFlag,
+    CliPositionalArg,
+    NoDecode,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from service.errors import ConfigError
 
@@ -79,7 +86,7 @@ class ServiceConfig(BaseSettings):
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
 
-    ray: bool = Field(default=False, description="Run the models on replicas of Ray Serve")
+    ray: CliImplicitFlag[bool] = Field(default=False, description="Run the models on replicas of Ray Serve")
     address: str = Field("", description="Ray cluster to join: auto for this node's, or HOST:PORT; empty starts one")
     replicas: str = Field("1", description="Replicas of each model: a number, or MIN:MAX to follow the load")
     replica_cpus: Cores | Literal["auto"] = Field(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ray import serve
 
 from service import metrics
-from service.artifact import ARTIFACT_FILE, open_description
+from service.artifact import ARTIFACT_FILE, Artifact, open_description
 from service.batching import Batch
 from service.config import ServiceConfig
 from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated
@@ -95,9 +95,8 @@ class Fleet:
             self._present[identity.id] = identity
             self._serving[identity.digest] += 1
 
-    async def send(self, digest: str, batch: Batch) -> Answer:
-        """Send a batch to a replica of Serve's choice."""
-        large = max(answer_bytes(batch), 4 * batch.input_ids.nbytes) > _BY_GRPC_BYTES
+    async def send(self, digest: str, batch: Batch, *, large: bool) -> Answer:
+        """Send a batch to a replica of Serve's choice; large arrays go through the object store."""
         response = self._run[large].remote(digest, batch, self.backlog)
         try:
             answer: Answer = await response
@@ -196,7 +195,7 @@ class Fleet:
             (folder / ARTIFACT_FILE).write_bytes(description.artifact)
             (folder / "tokenizer.json").write_bytes(description.tokenizer)
             artifact = open_description(folder)
-            runner = RayRunner(self, artifact.digest, batches=description.settings.replica_batches)
+            runner = RayRunner(self, artifact, batches=description.settings.replica_batches)
             placement, threads = description.placement, description.threads
             return ServedModel(self.config, self.name, artifact, runner, placement=placement, threads=threads)
 
@@ -225,10 +224,11 @@ class BusyShare:
 class RayRunner:
     """Runs the batches of one version of a model on the replicas that serve it."""
 
-    def __init__(self, fleet: Fleet, digest: str, *, batches: int) -> None:
+    def __init__(self, fleet: Fleet, artifact: Artifact, *, batches: int) -> None:
         """Store the parts; a replica gets so many `batches` at once."""
         self._fleet = fleet
-        self._digest = digest
+        self._artifact = artifact
+        self._digest = artifact.digest
         self._batches = batches
         self._attempts = fleet.config.batch_attempts
         self._timeout_s = fleet.config.batch_timeout_s
@@ -297,10 +297,11 @@ class RayRunner:
             Outdated: The replicas serve another version now.
         """
         lost = misses = 0
+        large = max(answer_bytes(batch, self._artifact), 4 * batch.input_ids.nbytes) > _BY_GRPC_BYTES
         while True:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    answer = await self._fleet.send(self._digest, batch)
+                    answer = await self._fleet.send(self._digest, batch, large=large)
             except Exception as error:  # what the model itself raises comes in the answer
                 hung = isinstance(error, TimeoutError)
                 if not hung or self.capacity:  # else it waited for a replica to come
@@ -335,18 +336,18 @@ class RayRunner:
         )
 
 
-def answer_bytes(batch: Batch) -> int:
-    """Estimate from above what a batch's outputs take, without knowing the model: 1,024 wide, 16 heads, float32."""
+def answer_bytes(batch: Batch, artifact: Artifact) -> int:
+    """Count the bytes of a batch's outputs, float32, padding included."""
     rows, seq = batch.input_ids.shape
-    total = 0
+    numbers = 0
     for name in batch.outputs:
         if name.startswith("pooled_"):
-            total += rows * 4096
+            numbers += rows * artifact.pooled_size(name.removeprefix("pooled_"))
         elif name.startswith("attentions_"):
-            total += rows * 64 * seq * seq
+            numbers += rows * artifact.num_attention_heads * seq * seq
         else:
-            total += rows * seq * 4096
-    return total
+            numbers += rows * seq * artifact.hidden_size
+    return 4 * numbers
 
 
 def _result(answer: Answer) -> BatchResult:

@@ -155,7 +155,7 @@ def spawn_local() -> Iterator[Callable[..., ServerProcess]]:
 
 def on_cluster(address: str) -> list[str]:
     """Give the flags of a server whose models run on the tests' cluster."""
-    return ["--ray", "true", "--address", address, "--replica-cpus", str(LITTLE_CPU)]
+    return ["--ray", "--address", address, "--replica-cpus", str(LITTLE_CPU)]
 
 
 @contextmanager

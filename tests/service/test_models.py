@@ -66,8 +66,8 @@ def test_the_first_may_be_the_positional(spawn: Callable[..., object], tiny_arti
         (["--model", "folder"], "--model must be NAME=ARTIFACT, got 'folder'"),
         (["--model", "=folder"], "--model must be NAME=ARTIFACT, got '=folder'"),
         (["m", "--replicas", "2"], "--replicas goes with --ray"),
-        (["m", "--ray", "true", "--replicas", "0"], "--replicas must be a number from 1 or MIN:MAX, got '0'"),
-        (["m", "--ray", "true", "--replicas", "3:2"], "--replicas must be a number from 1 or MIN:MAX, got '3:2'"),
+        (["m", "--ray", "--replicas", "0"], "--replicas must be a number from 1 or MIN:MAX, got '0'"),
+        (["m", "--ray", "--replicas", "3:2"], "--replicas must be a number from 1 or MIN:MAX, got '3:2'"),
     ],
 )
 def test_bad_settings(words: list[str], message: str) -> None:

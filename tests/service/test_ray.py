@@ -18,9 +18,12 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode
 from ray import serve as ray_serve  # noqa: E402
 
 from service.artifact import open_artifact  # noqa: E402
+from service.batching import Batch  # noqa: E402
 from service.cluster import deploy  # noqa: E402
+from service.fleet import answer_bytes  # noqa: E402
 from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
 from service.replicas import ENCODER, EncoderReplica, EncoderSettings, application_name  # noqa: E402
+from service.session import Session, choose_placement  # noqa: E402
 
 pytestmark = pytest.mark.ray
 CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
@@ -141,6 +144,17 @@ def test_large_tensors_cross(ray_cluster: str, gateway_of: Callable[..., str], m
             np.testing.assert_allclose(item.attention, alone.attention, atol=1e-5)
             np.testing.assert_allclose(item.hidden_states, alone.hidden_states, atol=1e-4)
     ray_serve.delete(application_name("large"))
+
+
+def test_answers_are_counted_as_they_come(tiny_artifact: Path) -> None:
+    """The size by which a batch's transport is chosen is that of the arrays that a session gives."""
+    artifact = open_artifact(tiny_artifact)
+    session = Session(artifact, choose_placement("cpu", "float32"), threads=1)
+    ids = np.full((3, 7), 5, dtype=np.int64)
+    ones, zeros = np.ones_like(ids), np.zeros_like(ids)
+    outputs = ("attentions_1", "hidden_states_0", "last_hidden_state", "pooled_mean")
+    batch = Batch("inspect", outputs, (7, 7, 7), ids, ones, zeros, ones)
+    assert answer_bytes(batch, artifact) == sum(array.nbytes for array in session.run(batch).values())
 
 
 def test_a_gateway_waits_for_its_models(ray_cluster: str, tiny_artifact: Path) -> None:
