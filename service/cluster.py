@@ -19,7 +19,7 @@ from service.artifact import Artifact
 from service.config import ServiceConfig, read_replicas
 from service.errors import ClusterLost, ConfigError, StartupError, Unavailable
 from service.fleet import Fleet
-from service.replicas import ENCODER, Description, EncoderSettings, application_name, encoder
+from service.replicas import ENCODER, Description, EncoderSettings, application_name, encoder, method
 from service.served import Models
 from service.session import choose_placement, usable_cores
 
@@ -135,18 +135,30 @@ def deploy(name: str, settings: EncoderSettings) -> Description:
         What one of the new replicas says of itself.
 
     Raises:
-        StartupError: The replicas do not come up; the message is theirs.
+        StartupError: The replicas do not come up; the message is theirs, and all is as before.
     """
+    before = describe(name)
     try:
         serve.run(encoder(settings), name=application_name(name), route_prefix=None)
     except RuntimeError as error:
         status = serve.status().applications.get(application_name(name))
         reasons = [deployment.message for deployment in status.deployments.values()] if status else []
-        raise StartupError(f"{name} cannot be deployed: {' '.join(reasons) or error}") from error
+        if before is None:
+            serve.delete(application_name(name))
+        else:  # Serve lets the old replicas run, but would not replace one that dies
+            serve.run(encoder(before.settings), name=application_name(name), route_prefix=None)
+        raise StartupError(f"{name} cannot be deployed: {_last_words(reasons) or error}") from error
     description = describe(name)
     if description is None:
         raise StartupError(f"{name} was taken down while it was deployed")
     return description
+
+
+def _last_words(reasons: Iterable[str]) -> str:
+    """Cut Serve's message, traceback and all, to the error that a replica ended with."""
+    lines = [line.strip() for reason in reasons for line in reason.splitlines()]
+    errors = [line for line in lines if line.startswith("service.errors.")]
+    return errors[-1].partition(": ")[2] if errors else " ".join(lines)
 
 
 def describe(name: str) -> Description | None:
@@ -154,9 +166,11 @@ def describe(name: str) -> Description | None:
     status = serve.status().applications.get(application_name(name))
     if status is None or status.status in ("DELETING", "NOT_STARTED"):
         return None
+    if status.status == "DEPLOY_FAILED" and not status.deployments[ENCODER].replica_states.get("RUNNING"):
+        return None
     handle = serve.get_deployment_handle(ENCODER, application_name(name))
     try:
-        description: Description = handle.options(_by_reference=True).describe.remote().result(timeout_s=60)
+        description: Description = method(handle, "describe", large=True).remote().result(timeout_s=60)
     except TimeoutError as error:
         raise Unavailable(f"{name} is deployed, but none of its replicas answers") from error
     return description

@@ -25,7 +25,7 @@ from service.artifact import ARTIFACT_FILE, Artifact, open_description
 from service.batching import Batch
 from service.config import ServiceConfig
 from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated
-from service.replicas import ENCODER, Answer, Backlog, Description, Identity, application_name
+from service.replicas import ENCODER, Answer, Backlog, Description, Identity, application_name, method
 from service.request import ReplicaInfo
 from service.runner import BatchResult
 from service.served import Models, ServedModel
@@ -144,9 +144,9 @@ class Fleet:
     async def _call_the_roll(self) -> None:
         if self._handle is None:
             handle = await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))
-            self._run = {large: handle.options(method_name="run", _by_reference=large) for large in (False, True)}
+            self._run = {large: method(handle, "run", large=large) for large in (False, True)}
             self._handle = handle
-        call = self._handle.options(_by_reference=False).broadcast("identify", self.backlog)
+        call = method(self._handle, "identify", large=False).broadcast("identify", self.backlog)
         answers = await call.results_async(return_exceptions=True)
         present = [answer for answer in answers if not isinstance(answer, BaseException)]
         self._update({identity.id: identity for identity, _ in present})
@@ -178,7 +178,7 @@ class Fleet:
     async def _adopt(self, digest: str) -> None:
         """Serve another artifact from now on; its description comes from a replica."""
         while True:
-            description: Description = await self._handle.options(_by_reference=True).describe.remote()
+            description: Description = await method(self._handle, "describe", large=True).remote()
             if description.identity.digest == digest:
                 break
             await asyncio.sleep(_PAUSE_S)

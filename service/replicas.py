@@ -235,6 +235,14 @@ def encoder(settings: EncoderSettings) -> serve.Application:
     return deployment.bind(settings)
 
 
+def method(handle: Any, name: str, *, large: bool) -> Any:
+    """Give a replica's method as the handle calls it: by gRPC, or, for large arrays, through the object store.
+
+    The option has no public name; this is its only place.
+    """
+    return handle.options(method_name=name, _by_reference=large)
+
+
 def application_name(model: str) -> str:
     """Name the application that runs a model."""
     return f"attencode-{model}"
