@@ -19,6 +19,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from service import metrics
 from service.artifact import ARTIFACT_FILE, Artifact, open_description
@@ -302,6 +303,10 @@ class RayRunner:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     answer = await self._fleet.send(self._digest, batch, large=large)
+            except DeploymentUnavailableError:  # no replica was reached
+                self._fleet.look_again()
+                await asyncio.sleep(_PAUSE_S)
+                continue
             except Exception as error:  # what the model itself raises comes in the answer
                 hung = isinstance(error, TimeoutError)
                 if not hung or self.capacity:  # else it waited for a replica to come
