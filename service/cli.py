@@ -16,9 +16,12 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.errors import AttencodeError, ConfigError
+
+if TYPE_CHECKING:
+    from service.config import ServiceConfig
 
 _STARTED = time.perf_counter()
 _DEPLOY_HELP = """usage: attencode deploy NAME=MODEL ... [--address HOST:PORT] [settings]
@@ -123,24 +126,28 @@ def _serve(words: list[str]) -> int:
     from service.config import parse_config, prepare_ray_environment  # noqa: PLC0415
 
     config = parse_config(words)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    _log_to_stderr(config)
     from service.server import serve  # noqa: PLC0415
 
     artifacts = open_models(config)
     run = _event_loop_runner()
     if config.ray:
         prepare_ray_environment()
-        from service.cluster import RayBackend, joined  # noqa: PLC0415 - Ray only where it is asked for
+        from service.cluster import RayBackend, ensure_deployed, joined  # noqa: PLC0415 - Ray where it is asked for
 
         with joined(config.address):
+            ensure_deployed(config, artifacts)
             run(serve(config, RayBackend(config, artifacts), _STARTED))
     else:
         from service.backend import LocalBackend  # noqa: PLC0415
 
         run(serve(config, LocalBackend(config, artifacts), _STARTED))
     return 0
+
+
+def _log_to_stderr(config: "ServiceConfig") -> None:
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=config.log_level.upper(), format=form, stream=sys.stderr)
 
 
 def _deploy(words: list[str]) -> int:
@@ -153,6 +160,7 @@ def _deploy(words: list[str]) -> int:
         return 0 if words else 2
     named = [f"--model={word}" if "=" in word and not word.startswith("-") else word for word in words]
     config = parse_config(["--ray", "--address", "auto", *named])
+    _log_to_stderr(config)
     artifacts = open_models(config)
     prepare_ray_environment()
     from service.cluster import deploy, joined, settings_for  # noqa: PLC0415

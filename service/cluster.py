@@ -6,9 +6,11 @@ May import: fleet, replicas, served, artifact, config, session, errors, ray.
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from threading import Event, Thread
 from typing import Any
 
 import ray
@@ -24,24 +26,23 @@ from service.served import Models
 from service.session import choose_placement, usable_cores
 
 _LOG = logging.getLogger(__name__)
+_PATIENCE_S = 10.0
 
 
 class RayBackend:
-    """Models on Ray Serve's replicas: deployed if they are not yet, else attached to."""
+    """Models that run on Ray Serve's replicas, watched from here."""
 
-    def __init__(
-        self, config: ServiceConfig, artifacts: Mapping[str, Artifact] | None = None, *, names: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, config: ServiceConfig, names: Iterable[str], *, wait: bool = True) -> None:
         """Store what is needed; nothing runs yet.
 
         Args:
             config: The settings.
-            artifacts: To deploy where they are not, by the name that requests use; the first is the default.
-            names: Of models that others deploy; instead of artifacts.
+            names: Of the models, the default first; they are deployed already, or will be.
+            wait: Whether the start waits until every model answers.
         """
         self._config = config
-        self._artifacts = artifacts or {}
-        self._names = tuple(names) or tuple(self._artifacts)
+        self._names = tuple(names)
+        self._wait = wait
         self._tasks: list[asyncio.Task[None]] = []
         self._fleets: list[Fleet] = []
 
@@ -51,20 +52,12 @@ class RayBackend:
         return self._names
 
     async def start(self, models: Models) -> None:
-        """Deploy what is not there, on the cluster that this process has joined, and watch the replicas.
-
-        With artifacts of our own it waits until every model answers; a gateway that others' models come to
-        does not wait.
-
-        Raises:
-            StartupError: A model cannot be deployed.
-        """
-        await asyncio.to_thread(self._deploy)
+        """Watch the replicas of every model, on the cluster that this process has joined."""
         for name in self._names:
             fleet = Fleet(self._config, name, models)
             self._fleets.append(fleet)
             self._tasks.append(asyncio.get_running_loop().create_task(fleet.watch()))
-        while self._artifacts and not all(models.is_ready(name) for name in self._names):
+        while self._wait and not all(models.is_ready(name) for name in self._names):
             await models.changed.wait()
             models.changed.clear()
 
@@ -79,17 +72,27 @@ class RayBackend:
         devices = ", ".join(sorted({replica.device for replica in replicas})) or "no replica yet"
         return f"{devices}, Ray Serve with {len(replicas)} replica{'s' if len(replicas) != 1 else ''}"
 
-    def _deploy(self) -> None:
-        for name, artifact in self._artifacts.items():
-            running = describe(name)
-            if running is None:
-                deploy(name, encoder_settings(self._config, artifact, len(self._artifacts)))
-            elif running.identity.digest != artifact.digest:
-                raise ConfigError(
-                    f"{name} runs on this cluster with artifact {running.identity.digest[:12]}, "
-                    f"{artifact.folder} is {artifact.digest[:12]}; change it with "
-                    f"`attencode deploy {name}={artifact.folder}`, or serve under another --model-name"
-                )
+
+def ensure_deployed(config: ServiceConfig, artifacts: Mapping[str, Artifact]) -> None:
+    """Deploy every model that is not deployed yet.
+
+    Args:
+        config: The settings.
+        artifacts: By the name that requests use.
+
+    Raises:
+        StartupError: A model cannot be deployed, or its name is taken by another artifact.
+    """
+    for name, artifact in artifacts.items():
+        running = describe(name)
+        if running is None:
+            deploy(name, encoder_settings(config, artifact, len(artifacts)))
+        elif running.identity.digest != artifact.digest:
+            raise ConfigError(
+                f"{name} runs on this cluster with artifact {running.identity.digest[:12]}, "
+                f"{artifact.folder} is {artifact.digest[:12]}; change it with "
+                f"`attencode deploy {name}={artifact.folder}`, or serve under another --model-name"
+            )
 
 
 @contextmanager
@@ -107,9 +110,11 @@ def joined(address: str) -> Iterator[None]:
         options["address"] = address
     else:
         options |= {"include_dashboard": False, "address": "local"}
+    before = signal.getsignal(signal.SIGTERM)
     try:
         with redirect_stdout(sys.stderr):
             ray.init(**options)
+        signal.signal(signal.SIGTERM, before)  # Ray puts one of its own there
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"cannot join a Ray cluster at {address!r}: {error}; start a node of it here with `ray start`"
@@ -139,7 +144,8 @@ def deploy(name: str, settings: EncoderSettings) -> Description:
     """
     before = describe(name)
     try:
-        serve.run(encoder(settings), name=application_name(name), route_prefix=None)
+        with _saying_what_is_missing(name, settings):
+            serve.run(encoder(settings), name=application_name(name), route_prefix=None)
     except RuntimeError as error:
         status = serve.status().applications.get(application_name(name))
         reasons = [deployment.message for deployment in status.deployments.values()] if status else []
@@ -152,6 +158,31 @@ def deploy(name: str, settings: EncoderSettings) -> Description:
     if description is None:
         raise StartupError(f"{name} was taken down while it was deployed")
     return description
+
+
+@contextmanager
+def _saying_what_is_missing(name: str, settings: EncoderSettings) -> Iterator[None]:
+    """Log every so often what is waited for: Serve itself waits in silence for room that may never come."""
+    done = Event()
+
+    def watch() -> None:
+        while not done.wait(_PATIENCE_S):
+            status = serve.status().applications.get(application_name(name))
+            states = status.deployments[ENCODER].replica_states if status and status.deployments else {}
+            has = ray.cluster_resources()
+            _LOG.warning(
+                "waiting for replicas of %s: %d of %s run; each takes %g CPUs and %g GPUs, the whole cluster has "
+                "%g and %g; see --replicas, --replica-cpus and --replica-gpus",
+                *(name, states.get("RUNNING", 0), settings.replicas, settings.replica_cpus, settings.replica_gpus),
+                *(has.get("CPU", 0.0), has.get("GPU", 0.0)),
+            )
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _last_words(reasons: Iterable[str]) -> str:

@@ -40,7 +40,7 @@ class Gateway:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         """Start the server."""
         config = ServiceConfig.model_validate({"ray": True, "model": settings.models[0], **settings.settings})
-        self._server = Server(config, RayBackend(config, names=settings.models))
+        self._server = Server(config, RayBackend(config, settings.models, wait=False))
         await self._server.start()
 
     async def check_health(self) -> None:

@@ -97,8 +97,14 @@ def serve(where: str) -> Iterator[Callable[..., str]]:
     loop.close()
 
 
+def deployed(config: ServiceConfig, artifacts: dict[str, Artifact]) -> None:
+    from service.cluster import ensure_deployed  # only where Ray is there
+
+    ensure_deployed(config, artifacts)
+
+
 def ray_backend(config: ServiceConfig, artifacts: dict[str, Artifact]) -> Backend:
-    from service.cluster import RayBackend  # only where Ray is there
+    from service.cluster import RayBackend
 
     return RayBackend(config, artifacts)
 
