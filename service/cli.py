@@ -133,11 +133,16 @@ def _serve(words: list[str]) -> int:
     run = _event_loop_runner()
     if config.ray:
         prepare_ray_environment()
-        from service.cluster import RayBackend, ensure_deployed, joined  # noqa: PLC0415 - Ray where it is asked for
+        from service.cluster import (  # noqa: PLC0415 - Ray where it is asked for
+            RayBackend,
+            end_with_the_cluster,
+            ensure_deployed,
+            joined,
+        )
 
         with joined(config.address):
             ensure_deployed(config, artifacts)
-            run(serve(config, RayBackend(config, artifacts), _STARTED))
+            run(end_with_the_cluster(serve(config, RayBackend(config, artifacts), _STARTED)))
     else:
         from service.backend import LocalBackend  # noqa: PLC0415
 
@@ -165,10 +170,12 @@ def _deploy(words: list[str]) -> int:
     prepare_ray_environment()
     from service.cluster import deploy, joined, settings_for  # noqa: PLC0415
 
+    out = sys.stdout  # Ray's own words go to stderr
     with joined(config.address):
         for name, artifact in artifacts.items():
             description = deploy(name, settings_for(config, name, artifact, len(artifacts)))
-            _print_line(f"{name} runs {artifact.digest}, {description.settings.replicas} replicas")
+            out.write(f"{name} runs {artifact.digest}, {description.settings.replicas} replicas\n")
+            out.flush()
     return 0
 
 

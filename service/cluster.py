@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from threading import Event, Thread
 from typing import Any
@@ -125,12 +125,18 @@ def joined(address: str) -> Iterator[None]:
             yield
             if not address:
                 serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+async def end_with_the_cluster(life: Awaitable[None]) -> None:
+    """Await a server's life; where the cluster is lost, end the process, as every orderly way out waits for Ray."""
+    try:
+        await life
     except ClusterLost as error:
         sys.stderr.write(f"attencode: {error}\n")
         sys.stderr.flush()
-        os._exit(1)  # Ray's own way out would wait a minute for the cluster
-    finally:
-        ray.shutdown()
+        os._exit(1)
 
 
 def deploy(name: str, settings: EncoderSettings) -> Description:
@@ -197,7 +203,9 @@ def describe(name: str) -> Description | None:
     status = serve.status().applications.get(application_name(name))
     if status is None or status.status in ("DELETING", "NOT_STARTED"):
         return None
-    if status.status == "DEPLOY_FAILED" and not status.deployments[ENCODER].replica_states.get("RUNNING"):
+    if status.status in ("DEPLOY_FAILED", "UNHEALTHY") and not status.deployments[ENCODER].replica_states.get(
+        "RUNNING"
+    ):
         return None
     handle = serve.get_deployment_handle(ENCODER, application_name(name))
     try:

@@ -25,7 +25,7 @@ from service import metrics
 from service.artifact import ARTIFACT_FILE, Artifact, open_description
 from service.batching import Batch
 from service.config import ServiceConfig
-from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated
+from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated, Unavailable
 from service.replicas import ENCODER, Answer, Backlog, Description, Identity, application_name, method
 from service.request import ReplicaInfo
 from service.runner import BatchResult
@@ -131,7 +131,7 @@ class Fleet:
         """Wait for better times, unless the whole cluster is gone."""
         self._failures += 1
         if self._failures == 1:
-            _LOG.warning("the replicas of %s cannot be reached: %s", self.name, error or type(error).__name__)
+            _LOG.warning("the replicas of %s cannot be reached: %s", self.name, str(error) or type(error).__name__)
         if not isinstance(error, TimeoutError) or self._failures >= _MOST_FAILURES:
             self._update({})  # else one of them hangs, and the others are as they were
         if self._failures % _MOST_FAILURES == 0 and not self._models.lost.done():
@@ -139,7 +139,9 @@ class Fleet:
                 async with asyncio.timeout(_ROLL_CALL_TIMEOUT_S):
                     await asyncio.to_thread(serve.status)
             except Exception as trouble:  # noqa: BLE001 - as above
-                lost = ClusterLost(f"the Ray cluster does not answer any more: {trouble or type(trouble).__name__}")
+                lost = ClusterLost(
+                    f"the Ray cluster does not answer any more: {str(trouble) or type(trouble).__name__}"
+                )
                 self._models.lost.set_exception(lost)
 
     async def _call_the_roll(self) -> None:
@@ -150,6 +152,8 @@ class Fleet:
         call = method(self._handle, "identify", large=False).broadcast("identify", self.backlog)
         answers = await call.results_async(return_exceptions=True)
         present = [answer for answer in answers if not isinstance(answer, BaseException)]
+        if not present:
+            raise Unavailable("none of them answers")
         self._update({identity.id: identity for identity, _ in present})
         for identity, in_flight in present:
             metrics.record_replica_in_flight(self.name, identity.id, identity.node, in_flight)

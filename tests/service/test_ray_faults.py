@@ -6,7 +6,6 @@ Every process that a test kills or stops is one that it started: replicas are fo
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -85,7 +84,7 @@ def right_answers(address: str, requests: list[str] | list[list[str]]) -> dict[s
 
 def check(answers: list[tuple[int, EncodeResult]], expected: dict[str, list[np.ndarray]]) -> None:
     """Hold each answer against the vectors of the version that it says it is of."""
-    assert len(answers) > 8
+    assert answers
     for place, answer in answers:
         np.testing.assert_allclose(answer.pooled, expected[answer.model_digest][place], atol=1e-5)
 
@@ -135,6 +134,13 @@ def command(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+def fault(ended: subprocess.CompletedProcess[str]) -> str:
+    """Give the one line in which a command says what went wrong."""
+    assert not re.search("^Traceback", ended.stderr, re.MULTILINE), ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("attencode: "))
+    return line
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -145,10 +151,24 @@ def free_port() -> int:
 # ---------------------------------------------------------------- what they do it to
 
 
+@contextmanager
+def servers(flags: list[str]) -> Iterator[Callable[..., ServerProcess]]:
+    """Give a function that starts servers and reads what they log: in trouble that is more than a pipe holds."""
+    with spawning(flags) as start:
+
+        def begin(*words: object) -> ServerProcess:
+            server = start(*words)
+            pipe = os.fdopen(os.dup(server.process.stderr.fileno()), "rb")
+            threading.Thread(target=lambda: (pipe.read(), pipe.close()), daemon=True).start()
+            return server
+
+        yield begin
+
+
 @pytest.fixture(scope="module")
 def spawn(ray_cluster: str) -> Iterator[Callable[..., ServerProcess]]:
     """Give a function that starts servers on the tests' cluster; models of this run leave it in the end."""
-    with spawning(on_cluster(ray_cluster)) as start:
+    with servers(on_cluster(ray_cluster)) as start:
         yield start
     for name in ray_serve.status().applications:
         if name.startswith(application_name(RUN)):
@@ -156,21 +176,27 @@ def spawn(ray_cluster: str) -> Iterator[Callable[..., ServerProcess]]:
 
 
 @pytest.fixture(scope="module")
-def single(spawn: Callable[..., ServerProcess], tiny_artifact: Path) -> ServerProcess:
-    """Give a server of one replica."""
-    return spawn(tiny_artifact, "--model-name", SINGLE)
-
-
-@pytest.fixture(scope="module")
-def pair(spawn: Callable[..., ServerProcess], tiny_artifact: Path) -> ServerProcess:
-    """Give a server of two replicas that gives a hung one up after 2 s."""
-    return spawn(tiny_artifact, "--model-name", PAIR, "--replicas", "2", "--batch-timeout-s", "2")
+def artifact(make_bert: Callable[..., Path], export_artifact: Callable[[Path], Path]) -> Path:
+    """Give an artifact whose batches take some 10 ms, so that those who are killed die at work."""
+    return export_artifact(make_bert(hidden_size=384, num_attention_heads=6, intermediate_size=1536))
 
 
 @pytest.fixture(scope="module")
 def other_artifact(make_bert: Callable[..., Path], export_artifact: Callable[[Path], Path]) -> Path:
-    """Give an artifact of the same shape of answers as the tiny one's, and other numbers."""
-    return export_artifact(make_bert(intermediate_size=48))
+    """Give one whose answers have the same shape and other numbers."""
+    return export_artifact(make_bert(hidden_size=384, num_attention_heads=6, intermediate_size=1530))
+
+
+@pytest.fixture(scope="module")
+def single(spawn: Callable[..., ServerProcess], artifact: Path) -> ServerProcess:
+    """Give a server of one replica."""
+    return spawn(artifact, "--model-name", SINGLE, "--max-batch-tokens", "16384")
+
+
+@pytest.fixture(scope="module")
+def pair(spawn: Callable[..., ServerProcess], artifact: Path) -> ServerProcess:
+    """Give a server of two replicas that gives a hung one up after 2 s."""
+    return spawn(artifact, "--model-name", PAIR, "--replicas", "2", "--batch-timeout-s", "2")
 
 
 class Cluster:
@@ -195,9 +221,8 @@ class Cluster:
         line = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", *flags]
         line += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         line += ["--object-store-memory=100000000", "--include-log-monitor=false"]
-        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         with log.open("w") as file:
-            process = psutil.Popen(line, stdout=file, stderr=subprocess.STDOUT, env=environment)
+            process = psutil.Popen(line, stdout=file, stderr=subprocess.STDOUT)
         self._seen.add(process)
         wait_until(lambda: "Ray runtime started" in log.read_text())
         return process
@@ -229,8 +254,10 @@ def _kill(several: list[psutil.Process]) -> None:
 
 
 @pytest.fixture
-def own_cluster() -> Iterator[Cluster]:
+def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Give a cluster of one node with one core; nothing of it is left in the end."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # who joins must take to what the nodes do
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     cluster = Cluster()
     try:
         yield cluster
@@ -255,14 +282,16 @@ def test_deaths_go_unnoticed(pair: ServerProcess) -> None:
 
 def test_the_only_replica_dies(single: ServerProcess) -> None:
     """Calls wait for its successor; readiness says so, liveness does not change, its series leave the metrics."""
-    expected = right_answers(single.address, TEXTS)
+    large = [TEXTS * 20]  # some 0.1 s, so that a batch dies with its replica
+    expected = right_answers(single.address, large)
     (dead,) = replicas(single.address)
-    with load(single.address, TEXTS) as answers:
+    with load(single.address, large, clients=4) as answers:
+        time.sleep(0.5)
         assert f'replica="{dead}"' in metrics(single)
         kill_one(SINGLE)
         wait_until(lambda: readiness(single, SINGLE) == (False, False, 0))
         assert serving(single.address, "liveness")
-        wait_until(lambda: readiness(single, SINGLE) == (True, True, 1), 30)
+        wait_until(lambda: readiness(single, SINGLE) == (True, True, 1))
     check(answers, expected)
     (successor,) = replicas(single.address)
     assert dead not in metrics(single)
@@ -271,17 +300,16 @@ def test_the_only_replica_dies(single: ServerProcess) -> None:
 
 
 def test_a_deadline_passes_without_a_replica(single: ServerProcess) -> None:
-    """A caller who cannot wait for the successor is told DEADLINE_EXCEEDED; one who can is answered."""
-    with Client(single.address) as patient, Client(single.address, timeout_s=0.5) as hasty:
+    """A caller who cannot wait for the successor is told DEADLINE_EXCEEDED; those who can are answered."""
+    with Client(single.address) as patient, Client(single.address, timeout_s=0.4) as hasty:
         expected = patient.encode("abc").pooled
         kill_one(SINGLE)
         with ThreadPoolExecutor() as pool:
-            calls = [pool.submit(patient.encode, "abc") for _ in range(4)]
-            for _ in range(3):
-                with pytest.raises(DeadlineExceeded):
-                    hasty.encode("abc")
-            for call in calls:
-                np.testing.assert_allclose(call.result().pooled, expected, atol=1e-5)
+            calls = [pool.submit(client.encode, "abc") for client in (patient, hasty) * 4]
+        for answered, failed in zip(calls[::2], calls[1::2], strict=True):
+            np.testing.assert_allclose(answered.result().pooled, expected, atol=1e-5)
+            with pytest.raises(DeadlineExceeded):
+                failed.result()
 
 
 def test_a_replica_hangs(pair: ServerProcess) -> None:
@@ -307,67 +335,89 @@ def test_a_replica_hangs(pair: ServerProcess) -> None:
 
 
 def test_a_model_is_replaced_under_load(
-    spawn: Callable[..., ServerProcess], ray_cluster: str, tiny_artifact: Path, other_artifact: Path
+    spawn: Callable[..., ServerProcess], ray_cluster: str, artifact: Path, other_artifact: Path
 ) -> None:
     """`deploy` brings a new version without a failure, and no answer, however large, mixes the two."""
-    server = spawn(tiny_artifact, "--model-name", ROLLING, "--replicas", "2", "--max-batch-tokens", "64")
+    server = spawn(artifact, "--model-name", ROLLING, "--replicas", "2", "--max-batch-tokens", "64")
+    old, new = open_artifact(artifact).digest, open_artifact(other_artifact).digest
     requests = [["abc"], TEXTS, TEXTS * 5]
     expected = right_answers(server.address, requests)
     with load(server.address, requests) as answers:
         time.sleep(1)
         done = command("deploy", f"{ROLLING}={other_artifact}", "--address", ray_cluster)
-        assert done.returncode == 0, done.stderr
-        new = open_artifact(other_artifact).digest
-        assert done.stdout == f"{ROLLING} runs {new}, 2 replicas\n"
         wait_until(lambda: answers[-1][1].model_digest == new)
         time.sleep(2)
-        last = len(answers)
+        settled = len(answers)
         time.sleep(1)
-    expected |= right_answers(server.address, requests)
-    check(answers, expected)
-    assert (
-        {answer.model_digest for _, answer in answers} == expected.keys() == {*right, new}
-    )
-    assert {answer.model_digest for _, answer in answers[last:]} == {new}
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{ROLLING} runs {new}, 2 replicas\n"
+    check(answers, expected | right_answers(server.address, requests))
+    assert {answer.model_digest for _, answer in answers} == {old, new}
+    assert {answer.model_digest for _, answer in answers[settled:]} == {new}
 
 
-def no_artifact(folder: Path, _artifact: Path) -> tuple[Path, list[str], str]:
+def no_artifact(folder: Path, _artifact: Path) -> str:
     folder.mkdir()
     (folder / "notes.txt").write_text("nothing")
-    return folder, [], "config.json"
+    return "config.json is missing"
 
 
-def damaged(folder: Path, artifact: Path) -> tuple[Path, list[str], str]:
+def damaged(folder: Path, artifact: Path) -> str:
     shutil.copytree(artifact, folder)
     weights = bytearray((folder / "weights.bin").read_bytes())
     weights[100] ^= 1
     (folder / "weights.bin").write_bytes(weights)
-    return folder, [], "weights.bin was changed or damaged after the export"
+    return "weights.bin was changed or damaged after the export"
 
 
-def refused_by_replicas(_folder: Path, artifact: Path) -> tuple[Path, list[str], str]:
-    return artifact, ["--provider", "cuda", "--replica-gpus", "0"], f"{SINGLE} cannot be deployed: "
-
-
-@pytest.mark.parametrize("make", [no_artifact, damaged, refused_by_replicas])
+@pytest.mark.parametrize("make", [no_artifact, damaged])
 def test_what_cannot_be_deployed(
     single: ServerProcess,
     ray_cluster: str,
     other_artifact: Path,
     tmp_path: Path,
-    make: Callable[[Path, Path], tuple[Path, list[str], str]],
+    make: Callable[[Path, Path], str],
 ) -> None:
-    """An artifact that cannot run is refused in one line, and the old version goes on."""
+    """What is no artifact, or no whole one, is refused in one line, and the old version goes on."""
     expected = right_answers(single.address, TEXTS)
-    folder, flags, message = make(tmp_path / "model", other_artifact)
+    message = make(tmp_path / "model", other_artifact)
     with load(single.address, TEXTS, clients=2) as answers:
-        flags += ["--address", ray_cluster, "--cache-dir", str(tmp_path / "cache")]
-        ended = command("deploy", f"{SINGLE}={folder}", *flags)
+        ended = command("deploy", f"{SINGLE}={tmp_path / 'model'}", "--address", ray_cluster, "--cache-dir", tmp_path)
     assert ended.returncode == 1
-    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("attencode: "))
-    assert message in line
-    assert "Traceback" not in ended.stderr
+    assert message in fault(ended)
     check(answers, expected)
+
+
+def test_what_does_not_start(
+    spawn: Callable[..., ServerProcess], ray_cluster: str, artifact: Path, other_artifact: Path
+) -> None:
+    """A version that no replica can start is taken back: the old one goes on, and its dead are replaced."""
+    name = f"{RUN}-refused"
+    server = spawn(artifact, "--model-name", name)
+    expected = right_answers(server.address, TEXTS)
+    flags = ["--provider", "cuda", "--replica-gpus", "0", "--address", ray_cluster]
+    with load(server.address, TEXTS, clients=2) as answers:
+        ended = command("deploy", f"{name}={other_artifact}", *flags)
+        kill_one(name)
+    assert ended.returncode == 1
+    assert "provider cuda cannot run here" in fault(ended)
+    check(answers, expected)
+
+
+def test_what_starts_no_more(
+    spawn: Callable[..., ServerProcess], ray_cluster: str, artifact: Path, other_artifact: Path, tmp_path: Path
+) -> None:
+    """A model whose replicas died and cannot start again is brought back by `deploy` of a whole artifact."""
+    name, folder = f"{RUN}-gone", tmp_path / "artifact"
+    server = spawn(shutil.copytree(artifact, folder), "--model-name", name)
+    shutil.rmtree(folder)
+    kill_one(name)
+    wait_until(lambda: ray_serve.status().applications[application_name(name)].status == "UNHEALTHY")
+    with Client(server.address, timeout_s=90) as client, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.encode, "abc")
+        done = command("deploy", f"{name}={other_artifact}", "--address", ray_cluster)
+        assert done.returncode == 0, done.stderr
+        assert waiting.result().model_digest == open_artifact(other_artifact).digest
 
 
 def test_serve_changes_no_model(single: ServerProcess, ray_cluster: str, other_artifact: Path) -> None:
@@ -375,17 +425,16 @@ def test_serve_changes_no_model(single: ServerProcess, ray_cluster: str, other_a
     flags = ["--port", "0", "--metrics-port", "none", *on_cluster(ray_cluster)]
     ended = command("serve", other_artifact, "--model-name", SINGLE, *flags)
     assert ended.returncode == 1
-    assert f"`attencode deploy {SINGLE}={other_artifact}`" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert f"`attencode deploy {SINGLE}={other_artifact}`" in fault(ended)
 
 
 # ---------------------------------------------------------------- gateways, nodes, clusters
 
 
-def test_a_gateway_dies(pair: ServerProcess, spawn: Callable[..., ServerProcess], tiny_artifact: Path) -> None:
+def test_a_gateway_dies(pair: ServerProcess, spawn: Callable[..., ServerProcess], artifact: Path) -> None:
     """Clients that wait do not notice that a gateway was killed and started anew; the replicas stay."""
     flags = ["--model-name", PAIR, "--port", str(free_port())]
-    first = spawn(tiny_artifact, *flags)
+    first = spawn(artifact, *flags)
     wait_until(lambda: len(replicas(first.address)) == 2)
     before = replicas(first.address)
     expected = right_answers(first.address, TEXTS)
@@ -393,18 +442,18 @@ def test_a_gateway_dies(pair: ServerProcess, spawn: Callable[..., ServerProcess]
         time.sleep(1)
         first.process.kill()
         first.process.wait()
-        spawn(tiny_artifact, *flags)
+        spawn(artifact, *flags)
         time.sleep(1)
     check(answers, expected)
     assert replicas(first.address) == before
 
 
-def test_a_node_dies(own_cluster: Cluster, tiny_artifact: Path) -> None:
+def test_a_node_dies(own_cluster: Cluster, artifact: Path) -> None:
     """Calls go on without a failure on the other node's replica; with a new node there are two again."""
     flags = ["--ray", "--address", own_cluster.address, "--model-name", f"{RUN}-nodes"]
     second = own_cluster.add()
-    with spawning([*flags, "--replicas", "2", "--replica-cpus", "1"]) as start:
-        server = start(tiny_artifact)
+    with servers([*flags, "--replicas", "2", "--replica-cpus", "1"]) as start:
+        server = start(artifact)
         expected = right_answers(server.address, TEXTS)
         with Client(server.address) as client, load(server.address, TEXTS) as answers:
             wait_until(lambda: len(client.get_model().replicas) == 2)
@@ -418,14 +467,14 @@ def test_a_node_dies(own_cluster: Cluster, tiny_artifact: Path) -> None:
         check(answers, expected)
 
 
-def test_the_cluster_is_lost(own_cluster: Cluster, tiny_artifact: Path) -> None:
-    """A gateway whose cluster hangs ends by itself and says why."""
-    with spawning(["--ray", "--address", own_cluster.address, "--model-name", f"{RUN}-lost"]) as start:
-        server = start(tiny_artifact)
+def test_the_cluster_is_lost(own_cluster: Cluster, artifact: Path) -> None:
+    """A gateway whose cluster is gone ends by itself and says why."""
+    flags = ["--ray", "--address", own_cluster.address, "--model-name", f"{RUN}-lost", "--replica-cpus", "1"]
+    with spawning(flags) as start:
+        server = start(artifact)
         (raylet,) = (process for process in own_cluster.tree(own_cluster.head) if process.name() == "raylet")
-        own_cluster.head.suspend()  # else it would end the rest of the node too
-        raylet.send_signal(signal.SIGKILL)
+        raylet.kill()  # `ray start --block` then ends the rest of the node
         _, errors = server.process.communicate(timeout=90)
         assert server.process.returncode == 1
-        assert "attencode: the Ray cluster does not answer any more" in errors
-        assert "Traceback" not in errors
+        assert re.search("^attencode: the Ray cluster does not answer any more", errors, re.MULTILINE)
+        assert not re.search("^Traceback", errors, re.MULTILINE)
