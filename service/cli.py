@@ -1,4 +1,4 @@
-"""The `attencode` command: serve | deploy | export | encode | attend | info.
+"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | info.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
 2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
@@ -29,9 +29,12 @@ _DEPLOY_HELP = """usage: attencode deploy NAME=MODEL ... [--address HOST:PORT] [
 Puts models on the replicas of a Ray cluster that runs already (`--address auto`, this node's, if unset), or
 replaces the artifact under a name while it is served: new replicas come first, requests under way are answered
 whole by one version, and if the new artifact does not start the old one goes on. MODEL is an artifact folder that
-every node has under this path. Settings are those of `attencode serve` from --replicas to --batch-timeout-s,
---provider, --precision and --streams; what is not given stays as it runs.
+every node has under this path. Settings are these of `attencode serve`: --replicas, --replica-cpus, --replica-gpus,
+--replica-batches, --provider, --precision, --streams; what is not given stays as it runs.
 """
+_DEPLOY_SETTINGS = {"address", "cache_dir", "log_level", "models", "precision", "provider", "ray", "streams"} | {
+    *("replica_batches", "replica_cpus", "replica_gpus", "replicas"),
+}
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 
@@ -62,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"attencode: the package {error.name} is missing; install attencode[cpu] to serve\n")
+        extra = "ray,cpu" if error.name == "ray" else "cpu"
+        sys.stderr.write(f"attencode: the package {error.name} is missing; install attencode[{extra}] to serve\n")
         return 1
     except (AttencodeError, OSError) as error:
         sys.stderr.write(f"attencode: {_one_line(error)}\n")
@@ -78,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("serve", help="serve a model; `attencode serve --help` lists the settings")
     commands.add_parser("deploy", help="put a model, or a new artifact of it, on the replicas of a Ray cluster")
+
+    undeploy = commands.add_parser("undeploy", help="take models off a Ray cluster")
+    undeploy.add_argument("names", nargs="+", metavar="NAME")
+    undeploy.add_argument("--address", default="auto", help="the cluster, HOST:PORT; this node's if unset")
+    undeploy.set_defaults(run=_undeploy)
 
     export = commands.add_parser("export", help="turn a checkpoint into an artifact folder")
     export.add_argument("model", metavar="MODEL", help="checkpoint folder or hub id")
@@ -163,8 +172,13 @@ def _deploy(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_DEPLOY_HELP)
         return 0 if words else 2
+    if words[0].startswith("-") or "=" not in words[0]:
+        raise ConfigError(f"deploy wants NAME=MODEL first, got {words[0]!r}; `attencode deploy --help` says more")
     named = [f"--model={word}" if "=" in word and not word.startswith("-") else word for word in words]
     config = parse_config(["--ray", "--address", "auto", *named])
+    if foreign := config.model_fields_set - _DEPLOY_SETTINGS:
+        flags = ", ".join(sorted("--" + name.replace("_", "-") for name in foreign))
+        raise ConfigError(f"deploy has no use for {flags}; give it to `attencode serve`")
     _log_to_stderr(config)
     artifacts = open_models(config)
     prepare_ray_environment()
@@ -174,8 +188,22 @@ def _deploy(words: list[str]) -> int:
     with joined(config.address):
         for name, artifact in artifacts.items():
             description = deploy(name, settings_for(config, name, artifact, len(artifacts)))
-            out.write(f"{name} runs {artifact.digest}, {description.settings.replicas} replicas\n")
+            if description.identity.digest != artifact.digest:
+                raise ConfigError(f"{name} was deployed by somebody else at the same time, who came last")
+            out.write(f"{name} runs {artifact.digest}, replicas: {description.settings.replicas}\n")
             out.flush()
+    return 0
+
+
+def _undeploy(parsed: argparse.Namespace) -> int:
+    from service.config import prepare_ray_environment  # noqa: PLC0415
+
+    prepare_ray_environment()
+    from service.cluster import joined, undeploy  # noqa: PLC0415
+
+    with joined(parsed.address):
+        for name in parsed.names:
+            undeploy(name)
     return 0
 
 

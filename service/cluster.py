@@ -6,8 +6,11 @@ May import: fleet, replicas, served, artifact, config, session, errors, ray.
 import asyncio
 import logging
 import os
+import shlex
 import signal
+import socket
 import sys
+import time
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from threading import Event, Thread
@@ -27,6 +30,9 @@ from service.session import choose_placement, usable_cores
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
+_DOOR_S = 5.0
+_SERVE_ATTEMPTS = 10
+_DESCRIBE_ATTEMPTS = 10  # a second apart: the only replica may just be replaced
 
 
 class RayBackend:
@@ -91,7 +97,8 @@ def ensure_deployed(config: ServiceConfig, artifacts: Mapping[str, Artifact]) ->
             raise ConfigError(
                 f"{name} runs on this cluster with artifact {running.identity.digest[:12]}, "
                 f"{artifact.folder} is {artifact.digest[:12]}; change it with "
-                f"`attencode deploy {name}={artifact.folder}`, or serve under another --model-name"
+                f"`attencode deploy {shlex.quote(f'{name}={artifact.folder}')} --address {config.address or 'auto'}`, "
+                "or serve under another --model-name"
             )
 
 
@@ -104,6 +111,7 @@ def joined(address: str) -> Iterator[None]:
     Raises:
         ConfigError: There is no cluster at the address, or this machine is none of its nodes.
     """
+    _check_address(address)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "attencode"}
     if address:
@@ -121,12 +129,44 @@ def joined(address: str) -> Iterator[None]:
         ) from error
     try:
         with redirect_stdout(sys.stderr):  # where Ray prints what happens on its nodes
-            serve.start(proxy_location=ProxyLocation.Disabled)
+            _start_serve()
             yield
             if not address:
                 serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Knock at a cluster's door first: Ray itself would knock for a quarter of an hour.
+
+    Raises:
+        ConfigError: Nobody answers, or it is no address.
+    """
+    if address in ("", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--address must be auto or HOST:PORT of a Ray cluster, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_DOOR_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address}: {error}; start one with `ray start --head`, or correct --address"
+        ) from error
+
+
+def _start_serve() -> None:
+    """Start Serve, or find it started; another process may be about to do the same."""
+    for attempt in range(_SERVE_ATTEMPTS):
+        try:
+            serve.start(proxy_location=ProxyLocation.Disabled)
+        except Exception as error:
+            if "already" not in str(error) or attempt == _SERVE_ATTEMPTS - 1:
+                raise
+            time.sleep(1)
+        else:
+            return
 
 
 async def end_with_the_cluster(life: Awaitable[None]) -> None:
@@ -149,21 +189,46 @@ def deploy(name: str, settings: EncoderSettings) -> Description:
         StartupError: The replicas do not come up; the message is theirs, and all is as before.
     """
     before = describe(name)
+    if before is None and application_name(name) in serve.status().applications:
+        serve.delete(application_name(name))  # what never came up would stand in the way
     try:
         with _saying_what_is_missing(name, settings):
             serve.run(encoder(settings), name=application_name(name), route_prefix=None)
-    except RuntimeError as error:
+    except BaseException as error:  # an interrupt too
         status = serve.status().applications.get(application_name(name))
         reasons = [deployment.message for deployment in status.deployments.values()] if status else []
-        if before is None:
-            serve.delete(application_name(name))
-        else:  # Serve lets the old replicas run, but would not replace one that dies
-            serve.run(encoder(before.settings), name=application_name(name), route_prefix=None)
+        _take_back(name, before)
+        if not isinstance(error, RuntimeError):
+            raise
         raise StartupError(f"{name} cannot be deployed: {_last_words(reasons) or error}") from error
     description = describe(name)
     if description is None:
         raise StartupError(f"{name} was taken down while it was deployed")
     return description
+
+
+def undeploy(name: str) -> None:
+    """Take a model down.
+
+    Raises:
+        ConfigError: No such model is deployed.
+    """
+    if application_name(name) not in serve.status().applications:
+        deployed = [
+            app.removeprefix("attencode-") for app in serve.status().applications if app.startswith("attencode-")
+        ]
+        raise ConfigError(
+            f"{name} is not deployed on this cluster; deployed: {', '.join(sorted(deployed)) or 'nothing'}"
+        )
+    serve.delete(application_name(name))
+
+
+def _take_back(name: str, before: Description | None) -> None:
+    """Undo a deployment that failed, or was interrupted."""
+    if before is None:
+        serve.delete(application_name(name))
+    else:  # Serve lets the old replicas run, but would not replace one that dies
+        serve.run(encoder(before.settings), name=application_name(name), route_prefix=None)
 
 
 @contextmanager
@@ -199,13 +264,18 @@ def _last_words(reasons: Iterable[str]) -> str:
 
 
 def describe(name: str) -> Description | None:
-    """Ask a replica of a model for its description; None when no such model is deployed."""
-    status = serve.status().applications.get(application_name(name))
-    if status is None or status.status in ("DELETING", "NOT_STARTED"):
-        return None
-    if status.status in ("DEPLOY_FAILED", "UNHEALTHY") and not status.deployments[ENCODER].replica_states.get(
-        "RUNNING"
-    ):
+    """Ask a replica of a model for its description; None when no such model runs, even after some patience.
+
+    What somebody began to deploy and never came up runs not either.
+    """
+    for _ in range(_DESCRIBE_ATTEMPTS):
+        status = serve.status().applications.get(application_name(name))
+        if status is None or (status.status in ("DELETING", "DEPLOY_FAILED") and not _running(status)):
+            return None
+        if _running(status):
+            break
+        time.sleep(1)
+    else:
         return None
     handle = serve.get_deployment_handle(ENCODER, application_name(name))
     try:
@@ -213,6 +283,11 @@ def describe(name: str) -> Description | None:
     except TimeoutError as error:
         raise Unavailable(f"{name} is deployed, but none of its replicas answers") from error
     return description
+
+
+def _running(status: Any) -> int:
+    """Count the running replicas of an application."""
+    return sum(int(deployment.replica_states.get("RUNNING", 0)) for deployment in status.deployments.values())
 
 
 def settings_for(config: ServiceConfig, name: str, artifact: Artifact, models: int) -> EncoderSettings:

@@ -120,6 +120,8 @@ class ServiceConfig(BaseSettings):
             flags = ", ".join(sorted("--" + name.replace("_", "-") for name in given))
             raise ValueError(f"{flags} goes with --ray; add it, or leave {flags} out")
         read_replicas(self.replicas)
+        if self.replica_gpus != "auto" and self.replica_gpus > 1 and self.replica_gpus % 1:
+            raise ValueError(f"--replica-gpus must be a whole number, or below 1 to share one, got {self.replica_gpus}")
         self.cache_dir = self.cache_dir.expanduser()
         return self
 

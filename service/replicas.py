@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 import ray
@@ -244,8 +245,8 @@ def method(handle: Any, name: str, *, large: bool) -> Any:
 
 
 def application_name(model: str) -> str:
-    """Name the application that runs a model."""
-    return f"attencode-{model}"
+    """Name the application that runs a model; Serve's controller chokes on what is not ASCII."""
+    return "attencode-" + "".join(char if char.isascii() and char.isprintable() else quote(char) for char in model)
 
 
 def _whereabouts() -> tuple[str, str]:

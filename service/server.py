@@ -63,7 +63,11 @@ class Server:
         await self._health.set(LIVENESS, _SERVING)
         await self._announce()
         await self._server.start()
-        await self._backend.start(self._models)
+        try:
+            await self._backend.start(self._models)
+        except BaseException:
+            await self._server.stop(None)
+            raise
         _spare_the_collector()
         await self._announce()
         self._announcer = asyncio.get_running_loop().create_task(self._keep_announcing())

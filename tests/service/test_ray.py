@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +21,11 @@ from ray import serve as ray_serve  # noqa: E402
 
 from service.artifact import open_artifact  # noqa: E402
 from service.batching import Batch  # noqa: E402
-from service.cluster import deploy  # noqa: E402
+from service.cluster import deploy, undeploy  # noqa: E402
+from service.errors import ConfigError  # noqa: E402
 from service.fleet import answer_bytes  # noqa: E402
 from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
-from service.replicas import ENCODER, EncoderReplica, EncoderSettings, application_name  # noqa: E402
+from service.replicas import ENCODER, EncoderReplica, EncoderSettings, application_name, encoder  # noqa: E402
 from service.session import Session, choose_placement  # noqa: E402
 
 pytestmark = pytest.mark.ray
@@ -42,7 +45,7 @@ def gateway_of(ray_cluster: str) -> Iterator[Callable[..., str]]:
     names: list[str] = []
 
     def start(*models: str, **settings: object) -> str:
-        names.append(f"gateway-{models[0]}")
+        names.append(f"gateway-{abs(hash(models[0]))}")
         port = free_port()
         made = GatewaySettings(
             models=list(models), gateway_cpus=0.01, settings={"port": port, "metrics_port": "none", **settings}
@@ -209,3 +212,50 @@ def test_the_config_file_runs(ray_cluster: str, tiny_artifact: Path) -> None:
         assert client.encode("abc").model_digest == open_artifact(tiny_artifact).digest
     for name in (front["name"], model["name"]):
         ray_serve.delete(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "m=x", "--ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
+        (["deploy", "m=x", "--address", "nohost.invalid:6379"], "no Ray cluster answers at nohost.invalid:6379"),
+        (["deploy", "m=x", "--address", "nonsense"], "--address must be auto or HOST:PORT of a Ray cluster"),
+        (["deploy", "folder"], "deploy wants NAME=MODEL first, got 'folder'"),
+        (["deploy", "m=x", "--port", "5"], "deploy has no use for --port"),
+        (["undeploy", "m", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
+        (["serve", "m", "--ray", "--replica-gpus", "1.5"], "must be a whole number, or below 1 to share one, got 1.5"),
+    ],
+)
+def test_command_lines_that_lead_nowhere(words: list[str], message: str, tiny_artifact: Path) -> None:
+    """An address where nobody is, a setting that does not fit: one line, at once, and exit status 1."""
+    line = [word.replace("m=x", f"m={tiny_artifact}") for word in words]
+    if line[0] == "serve" and "=" in line[1]:
+        line[1:2] = ["--model", line[1]]
+    ended = subprocess.run(
+        [sys.executable, "-m", "service", *line], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_any_name_will_do(ray_cluster: str, gateway_of: Callable[..., str], tiny_artifact: Path) -> None:
+    """A model's name may hold what Serve's own names may not; taken off the cluster, it is gone."""
+    name = "ünï cödé / a b"
+    deploy(name, settings(tiny_artifact))
+    with Client(gateway_of(name)) as client:
+        assert client.encode("abc", model=name).model == name
+    undeploy(name)
+    assert application_name(name) not in ray_serve.status().applications
+    with pytest.raises(ConfigError, match="is not deployed on this cluster"):
+        undeploy(name)
+
+
+def test_what_was_left_half_done_is_done_anew(ray_cluster: str, tiny_artifact: Path) -> None:
+    """A deployment that no node has room for can be deployed over."""
+    name = "half done"
+    stuck = encoder(settings(tiny_artifact, replica_gpus=3))
+    ray_serve._run(stuck, name=application_name(name), route_prefix=None, _blocking=False)
+    wait_until(lambda: application_name(name) in ray_serve.status().applications)
+    assert deploy(name, settings(tiny_artifact)).settings.replica_gpus == 0
+    undeploy(name)

@@ -26,7 +26,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attencode import Client, DeadlineExceeded, EncodeResult
-from tests.service.conftest import ROOT, ServerProcess, on_cluster, spawning
+from tests.service.conftest import LITTLE_CPU, ROOT, ServerProcess, on_cluster, spawning
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode[ray]")
 
@@ -350,7 +350,7 @@ def test_a_model_is_replaced_under_load(
         settled = len(answers)
         time.sleep(1)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{ROLLING} runs {new}, 2 replicas\n"
+    assert done.stdout.startswith(f"{ROLLING} runs {new}, ")
     check(answers, expected | right_answers(server.address, requests))
     assert {answer.model_digest for _, answer in answers} == {old, new}
     assert {answer.model_digest for _, answer in answers[settled:]} == {new}
@@ -415,7 +415,8 @@ def test_what_starts_no_more(
     wait_until(lambda: ray_serve.status().applications[application_name(name)].status == "UNHEALTHY")
     with Client(server.address, timeout_s=90) as client, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.encode, "abc")
-        done = command("deploy", f"{name}={other_artifact}", "--address", ray_cluster)
+        flags = ["--address", ray_cluster, "--replica-cpus", LITTLE_CPU]
+        done = command("deploy", f"{name}={other_artifact}", *flags)
         assert done.returncode == 0, done.stderr
         assert waiting.result().model_digest == open_artifact(other_artifact).digest
 
@@ -425,7 +426,7 @@ def test_serve_changes_no_model(single: ServerProcess, ray_cluster: str, other_a
     flags = ["--port", "0", "--metrics-port", "none", *on_cluster(ray_cluster)]
     ended = command("serve", other_artifact, "--model-name", SINGLE, *flags)
     assert ended.returncode == 1
-    assert f"`attencode deploy {SINGLE}={other_artifact}`" in fault(ended)
+    assert f"`attencode deploy {SINGLE}={other_artifact} " in fault(ended)
 
 
 # ---------------------------------------------------------------- gateways, nodes, clusters
