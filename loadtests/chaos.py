@@ -28,6 +28,7 @@ import attencode
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 WORDS = "time flies like an arrow fruit banana the old man was sleepy attention is all you need".split()
 DEADLINE_S = 30.0
+RAY_PORT = 50180
 
 
 class Service:
@@ -38,13 +39,20 @@ class Service:
         self._gateway_dies = arguments.victim == "gateway"
         self._command = [sys.executable, "-m", "service", "serve", str(arguments.artifact), "--ray"]
         self._command += ["--replicas", str(arguments.replicas), "--port", str(arguments.port)]
-        self._command += ["--metrics-port", "none", *(["--address", "auto"] if self._gateway_dies else [])]
+        self._command += [
+            "--metrics-port",
+            "none",
+            *(["--address", f"127.0.0.1:{RAY_PORT}"] if self._gateway_dies else []),
+        ]
         self._process: subprocess.Popen[str] | None = None
+        self._head: psutil.Popen | None = None
 
     def start(self) -> None:
         """Start the cluster, if it is to outlive gateways, and a gateway."""
         if self._gateway_dies:
-            subprocess.run([_ray(), "start", "--head", "--include-dashboard=false"], check=True, stdout=sys.stderr)
+            line = [_ray(), "start", "--head", "--block", "--include-dashboard=false", f"--port={RAY_PORT}"]
+            self._head = psutil.Popen([*line, "--min-worker-port=0", "--max-worker-port=0"], stdout=sys.stderr)
+            time.sleep(10)
         self.start_gateway()
 
     def start_gateway(self) -> None:
@@ -62,7 +70,8 @@ class Service:
             self._process.wait()
             self.start_gateway()
             return
-        replicas = [process for process in psutil.process_iter(["cmdline"]) if _is_replica(process)]
+        ours = psutil.Process(self._process.pid).children(recursive=True) if self._process else []
+        replicas = [process for process in ours if _is_replica(process)]
         if replicas:
             os.kill(random.choice(replicas).pid, signal.SIGKILL)
 
@@ -71,8 +80,10 @@ class Service:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=90)
-        if self._gateway_dies:
-            subprocess.run([_ray(), "stop"], check=True, stdout=sys.stderr)
+        if self._head is not None:
+            for process in [self._head, *self._head.children(recursive=True)]:
+                process.terminate()
+            self._head.wait()
 
 
 def _ray() -> str:
@@ -80,7 +91,8 @@ def _ray() -> str:
 
 
 def _is_replica(process: psutil.Process) -> bool:
-    return bool(process.info["cmdline"]) and "ServeReplica:attencode-" in process.info["cmdline"][0]
+    words = process.cmdline()
+    return bool(words) and "ServeReplica:attencode-" in words[0]
 
 
 async def client(arguments: argparse.Namespace, texts: dict[str, np.ndarray], end_s: float, seen: list) -> None:
