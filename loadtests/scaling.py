@@ -37,13 +37,13 @@ class Constants:
     """
 
     gateway_text_s: float = 0.36e-3
-    further_text_s: float = 0.05e-3
+    further_text_s: float = 0.1e-3
     gateway_batch_s: float = 1.0e-3
     replica_batch_s: float = 1.0e-3
     store_byte_s: float = 0.5e-9
     controller_idle_share: float = 0.02
-    controller_replica_share: float = 0.002
-    roll_call_s: float = 1.0e-3
+    controller_replica_share: float = 0.00055
+    roll_call_s: float = 0.45e-3
     roll_call_period_s: tuple[float, float] = (1.0, 0.05)
 
 
