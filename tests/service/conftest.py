@@ -76,6 +76,8 @@ def serve(where: str) -> Iterator[Callable[..., str]]:
     async def build(config: ServiceConfig, artifact: Path) -> None:
         opened = open_artifact(artifact)
         artifacts = {config.model_name or opened.model_id: opened}
+        if config.ray:
+            await asyncio.to_thread(deployed, config, artifacts)
         servers.append(
             Server(config, ray_backend(config, artifacts) if config.ray else LocalBackend(config, artifacts))
         )
