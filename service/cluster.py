@@ -112,7 +112,7 @@ def joined(address: str) -> Iterator[None]:
         ConfigError: There is no cluster at the address, or this machine is none of its nodes.
     """
     _check_address(address)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a node's death makes 100 KB of warnings
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "attencode"}
     if address:
         options["address"] = address
