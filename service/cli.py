@@ -30,7 +30,8 @@ Puts models on the replicas of a Ray cluster that runs already (`--address auto`
 replaces the artifact under a name while it is served: new replicas come first, requests under way are answered
 whole by one version, and if the new artifact does not start the old one goes on. MODEL is an artifact folder that
 every node has under this path. Settings are these of `attencode serve`: --replicas, --replica-cpus, --replica-gpus,
---replica-batches, --provider, --precision, --streams; what is not given stays as it runs.
+--replica-batches, --provider, --precision, --streams; what is not given stays as it
+runs, or, where nothing runs any more, is as `attencode serve` has it.
 """
 _DEPLOY_SETTINGS = {"address", "cache_dir", "log_level", "models", "precision", "provider", "ray", "streams"} | {
     *("replica_batches", "replica_cpus", "replica_gpus", "replicas"),
@@ -166,7 +167,9 @@ def _log_to_stderr(config: "ServiceConfig") -> None:
 
 def _deploy(words: list[str]) -> int:
     """Deploy each NAME=MODEL; the flags are those of serve, unset ones stay as they run."""
-    from service.cache import open_models  # noqa: PLC0415
+    from service.cache import end_in_order, open_models  # noqa: PLC0415
+
+    signal.signal(signal.SIGTERM, end_in_order)  # what is half done is taken back
     from service.config import parse_config, prepare_ray_environment  # noqa: PLC0415
 
     if not words or words[0] in ("-h", "--help"):
@@ -182,12 +185,13 @@ def _deploy(words: list[str]) -> int:
     _log_to_stderr(config)
     artifacts = open_models(config)
     prepare_ray_environment()
-    from service.cluster import deploy, joined, settings_for  # noqa: PLC0415
+    from service.cluster import deploy, describe, joined, settings_for  # noqa: PLC0415
 
     out = sys.stdout  # Ray's own words go to stderr
     with joined(config.address):
         for name, artifact in artifacts.items():
-            description = deploy(name, settings_for(config, name, artifact, len(artifacts)))
+            before = describe(name)
+            description = deploy(name, settings_for(config, artifact, len(artifacts), before), before)
             if description.identity.digest != artifact.digest:
                 raise ConfigError(f"{name} was deployed by somebody else at the same time, who came last")
             out.write(f"{name} runs {artifact.digest}, replicas: {description.settings.replicas}\n")

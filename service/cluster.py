@@ -92,7 +92,7 @@ def ensure_deployed(config: ServiceConfig, artifacts: Mapping[str, Artifact]) ->
     for name, artifact in artifacts.items():
         running = describe(name)
         if running is None:
-            deploy(name, encoder_settings(config, artifact, len(artifacts)))
+            deploy(name, encoder_settings(config, artifact, len(artifacts)), None)
         elif running.identity.digest != artifact.digest:
             raise ConfigError(
                 f"{name} runs on this cluster with artifact {running.identity.digest[:12]}, "
@@ -179,8 +179,13 @@ async def end_with_the_cluster(life: Awaitable[None]) -> None:
         os._exit(1)
 
 
-def deploy(name: str, settings: EncoderSettings) -> Description:
+def deploy(name: str, settings: EncoderSettings, before: Description | None) -> Description:
     """Deploy a model, or change what is deployed under its name; waits until its replicas run.
+
+    Args:
+        name: The model's name.
+        settings: What it shall be.
+        before: What runs under the name, as `describe` gave it; it comes back if the new settings do not work.
 
     Returns:
         What one of the new replicas says of itself.
@@ -188,9 +193,6 @@ def deploy(name: str, settings: EncoderSettings) -> Description:
     Raises:
         StartupError: The replicas do not come up; the message is theirs, and all is as before.
     """
-    before = describe(name)
-    if before is None and application_name(name) in serve.status().applications:
-        serve.delete(application_name(name))  # what never came up would stand in the way
     try:
         with _saying_what_is_missing(name, settings):
             serve.run(encoder(settings), name=application_name(name), route_prefix=None)
@@ -290,23 +292,22 @@ def _running(status: Any) -> int:
     return sum(int(deployment.replica_states.get("RUNNING", 0)) for deployment in status.deployments.values())
 
 
-def settings_for(config: ServiceConfig, name: str, artifact: Artifact, models: int) -> EncoderSettings:
+def settings_for(config: ServiceConfig, artifact: Artifact, models: int, before: Description | None) -> EncoderSettings:
     """Give the settings with which a model is to be deployed: as it runs, changed by what was set.
 
     Args:
         config: The settings, of which only those that were given count for a model that runs.
-        name: The model's name.
         artifact: What it shall serve.
         models: How many models share this machine, for one that does not run yet.
+        before: What runs under its name, as `describe` gave it.
     """
     wanted = encoder_settings(config, artifact, models)
-    running = describe(name)
-    if running is None:
+    if before is None:
         return wanted
     given = {
         field: getattr(wanted, field) for field in EncoderSettings.model_fields if field in config.model_fields_set
     }
-    return running.settings.model_copy(update={**given, "artifact": wanted.artifact})
+    return before.settings.model_copy(update={**given, "artifact": wanted.artifact})
 
 
 def encoder_settings(config: ServiceConfig, artifact: Artifact, models: int) -> EncoderSettings:

@@ -120,7 +120,7 @@ def test_a_deadly_input_fails_alone(
 
 def test_the_fleet_follows_the_work(ray_cluster: str, gateway_of: Callable[..., str], minilm_artifact: Path) -> None:
     """Under load there come more replicas, up to the bound; without it they go again, down to the floor."""
-    deploy("growing", settings(minilm_artifact, replicas="1:2", upscale_delay_s=0.5, downscale_delay_s=2.0))
+    deploy("growing", settings(minilm_artifact, replicas="1:2", upscale_delay_s=0.5, downscale_delay_s=2.0), None)
     address = gateway_of("growing")
     text = "the old man sat by the river and watched the boats " * 8
     requests = (encode_request([text] * 16) for _ in range(100_000))
@@ -137,7 +137,7 @@ def test_the_fleet_follows_the_work(ray_cluster: str, gateway_of: Callable[..., 
 
 def test_large_tensors_cross(ray_cluster: str, gateway_of: Callable[..., str], minilm_artifact: Path) -> None:
     """Every layer's attention and states of long texts, tens of MB, come as from a local session."""
-    deploy("large", settings(minilm_artifact))
+    deploy("large", settings(minilm_artifact), None)
     texts = ["the old man sat by the river and watched the boats " * 15, "short"]
     with Client(gateway_of("large")) as client:
         together = client.encode(texts, attention=True, hidden_states=True)
@@ -179,7 +179,7 @@ def test_a_gateway_waits_for_its_models(ray_cluster: str, tiny_artifact: Path) -
     with Client(f"127.0.0.1:{port}", options=[("grpc.enable_retries", 0)], wait_for_ready=True) as client:
         with pytest.raises(Unavailable, match="starting or draining"):
             client.encode("abc")
-        deploy("late", settings(tiny_artifact))
+        deploy("late", settings(tiny_artifact), None)
         wait_until(lambda: _answers(client))
         assert client.encode("abc").model == "late"
     handle = ray_serve.get_deployment_handle(GATEWAY, "early")
@@ -242,7 +242,7 @@ def test_command_lines_that_lead_nowhere(words: list[str], message: str, tiny_ar
 def test_any_name_will_do(ray_cluster: str, gateway_of: Callable[..., str], tiny_artifact: Path) -> None:
     """A model's name may hold what Serve's own names may not; taken off the cluster, it is gone."""
     name = "ünï cödé / a b"
-    deploy(name, settings(tiny_artifact))
+    deploy(name, settings(tiny_artifact), None)
     with Client(gateway_of(name)) as client:
         assert client.encode("abc", model=name).model == name
     undeploy(name)
@@ -257,5 +257,5 @@ def test_what_was_left_half_done_is_done_anew(ray_cluster: str, tiny_artifact: P
     stuck = encoder(settings(tiny_artifact, replica_gpus=3))
     ray_serve._run(stuck, name=application_name(name), route_prefix=None, _blocking=False)
     wait_until(lambda: application_name(name) in ray_serve.status().applications)
-    assert deploy(name, settings(tiny_artifact)).settings.replica_gpus == 0
+    assert deploy(name, settings(tiny_artifact), None).settings.replica_gpus == 0
     undeploy(name)
