@@ -38,10 +38,9 @@ REQUESTS = {1: 600, 64: 6000}
 
 
 @contextmanager
-def running_server(arguments: argparse.Namespace) -> Iterator[int]:
-    """Start a server process and give its port; it is drained in the end."""
-    command = [sys.executable, "-m", "service", "serve", str(arguments.artifact), "--port", "0", "--metrics-port"]
-    command += ["none", "--provider", arguments.provider, "--precision", arguments.precision, *arguments.serve]
+def running_server(*words: str) -> Iterator[tuple[int, int]]:
+    """Start `attencode serve` with these words and give its port and process id; it is drained in the end."""
+    command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "none"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline() if process.stdout else ""
@@ -49,10 +48,30 @@ def running_server(arguments: argparse.Namespace) -> Iterator[int]:
         match = re.search(r":(\d+), ", line)
         if match is None:
             sys.exit("the server did not start")
-        yield int(match[1])
+        yield int(match[1]), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
+
+
+def exported(artifact: Path | None) -> Path:
+    """Give the artifact, or that of the default model, exported now."""
+    if artifact is not None:
+        return artifact
+    folder = Path(tempfile.mkdtemp()) / "artifact"
+    command = [sys.executable, "-m", "service", "export", MODEL, "-o", str(folder)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return folder
+
+
+@contextmanager
+def message_file(texts: list[str]) -> Iterator[Path]:
+    """Write a request with gRPC's length prefix, as h2load sends it, to a file."""
+    message = encode_encode_request(encode_request(texts)).SerializeToString()
+    with tempfile.NamedTemporaryFile() as body:
+        body.write(b"\0" + len(message).to_bytes(4, "big") + message)
+        body.flush()
+        yield Path(body.name)
 
 
 def load(port: int, in_flight: int, requests: int, body: Path) -> tuple[float, float]:
@@ -103,21 +122,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if shutil.which("h2load") is None:
         sys.exit("h2load is not installed; on Debian: apt-get install nghttp2-client")
-    if arguments.artifact is None:
-        arguments.artifact = Path(tempfile.mkdtemp()) / "artifact"
-        command = [sys.executable, "-m", "service", "export", MODEL, "-o", str(arguments.artifact)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+    arguments.artifact = exported(arguments.artifact)
     artifact = open_artifact(arguments.artifact)
     placement = choose_placement(arguments.provider, arguments.precision)
     session = Session(artifact, placement, threads=usable_cores())
-    message = encode_encode_request(encode_request(TEXT)).SerializeToString()
     figures: dict[str, list[float]] = {name: [] for name in ("rate_1", "rate_64", "bare_1", "bare_64", "p50")}
-    with tempfile.NamedTemporaryFile() as body, running_server(arguments) as port:
-        body.write(b"\0" + len(message).to_bytes(4, "big") + message)  # gRPC's length-prefixed message
-        body.flush()
+    words = [str(arguments.artifact), "--provider", arguments.provider, "--precision", arguments.precision]
+    with message_file([TEXT]) as body, running_server(*words, *arguments.serve) as (port, _):
         for number in range(arguments.rounds + 1):  # the first round warms everything up
             bare_1, bare_64 = bare(session, artifact, 1, 200), bare(session, artifact, 64, 20)
-            rates = {count: load(port, count, REQUESTS[count], Path(body.name))[0] for count in IN_FLIGHT}
+            rates = {count: load(port, count, REQUESTS[count], body)[0] for count in IN_FLIGHT}
             p50 = statistics.median(latencies(port, 300))
             if number:
                 figures["bare_1"].append(statistics.median(bare_1))

@@ -15,17 +15,16 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import psutil
+from bench import exported
 
 import attencode
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 WORDS = "time flies like an arrow fruit banana the old man was sleepy attention is all you need".split()
 DEADLINE_S = 30.0
 RAY_PORT = 50180
@@ -141,10 +140,7 @@ def main() -> None:
     parser.add_argument("--victim", choices=("replica", "gateway"), default="replica")
     parser.add_argument("--port", type=int, default=50171)
     arguments = parser.parse_args()
-    if arguments.artifact is None:
-        arguments.artifact = Path(tempfile.mkdtemp()) / "artifact"
-        command = [sys.executable, "-m", "service", "export", MODEL, "-o", str(arguments.artifact)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+    arguments.artifact = exported(arguments.artifact)
     service = Service(arguments)
     service.start()
     try:

@@ -11,19 +11,14 @@ real replica and to a local server, in turns. Prints Markdown.
 import argparse
 import asyncio
 import os
-import re
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import MODEL, TEXT, latencies, load
+from bench import TEXT, exported, latencies, load, message_file, running_server
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
@@ -95,28 +90,8 @@ def behind_proxy(answer: bytes) -> serve.Application:
 @contextmanager
 def server(*words: str) -> Iterator[tuple[int, psutil.Process]]:
     """Start `attencode serve` and give its port and its process."""
-    command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "none"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        print(line.strip(), file=sys.stderr)
-        match = re.search(r":(\d+), ", line)
-        if match is None:
-            sys.exit("the server did not start")
-        yield int(match[1]), psutil.Process(process.pid)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
-
-
-@contextmanager
-def message_file(texts: list[str]) -> Iterator[Path]:
-    """Write a request's message, as h2load sends it, to a file."""
-    message = encode_encode_request(encode_request(texts)).SerializeToString()
-    with tempfile.NamedTemporaryFile() as body:
-        body.write(b"\0" + len(message).to_bytes(4, "big") + message)
-        body.flush()
-        yield Path(body.name)
+    with running_server(*words) as (port, pid):
+        yield port, psutil.Process(pid)
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -191,10 +166,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8000)
     parser.add_argument("--sleep-ms", type=float, default=5.0)
     arguments = parser.parse_args()
-    if arguments.artifact is None:
-        arguments.artifact = Path(tempfile.mkdtemp()) / "artifact"
-        command = [sys.executable, "-m", "service", "export", MODEL, "-o", str(arguments.artifact)]
-        subprocess.run(command, check=True, stdout=sys.stderr)
+    arguments.artifact = exported(arguments.artifact)
     open_artifact(arguments.artifact)
     answer = measured_answer(arguments)
     context = ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)

@@ -192,14 +192,10 @@ class EncoderReplica:
         """Run a tiny batch on the device.
 
         Raises:
-            RuntimeError: It computes NaN or infinity; Serve then replaces the replica.
+            ProviderError: It computes NaN or infinity; Serve then replaces the replica.
         """
-        ids = np.full((1, 2), self._artifact.vocab_size - 1, dtype=np.int64)
-        ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-        outputs = (f"pooled_{self._artifact.pooling}",)
-        result = await self._threads.run(self._session, Batch("encode", outputs, (2,), ids, ones, zeros, ones))
-        if not all(np.isfinite(array).all() for array in result.arrays.values()):
-            raise RuntimeError(f"{self._placement.device} computes NaN or infinity")
+        result = await self._threads.run(self._session, self._session.trial(1, 2))
+        self._session.check(result.arrays)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Tell Serve's autoscaler what `scale_on_work` reads."""

@@ -198,12 +198,22 @@ class Session:
         """Run the plain graph on common shapes, so that the first caller waits for no compilation."""
         for rows, longest in _WARM_UP_SHAPES:
             length = min(longest, self.artifact.max_tokens)
-            ids = np.full((rows, length), self.artifact.vocab_size - 1, dtype=np.int64)
-            ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-            outputs = (f"pooled_{self.artifact.pooling}",)
-            arrays = self.run(Batch("encode", outputs, (length,) * rows, ids, ones, zeros, ones))
-            if not all(np.isfinite(array).all() for array in arrays.values()):
-                raise ProviderError(f"{self.placement.provider} computes NaN or infinity in the warm-up")
+            self.check(self.run(self.trial(rows, length)))
+
+    def trial(self, rows: int, length: int) -> Batch:
+        """Give a batch to try the plain graph with."""
+        ids = np.full((rows, length), self.artifact.vocab_size - 1, dtype=np.int64)
+        ones, zeros = np.ones_like(ids), np.zeros_like(ids)
+        return Batch("encode", (f"pooled_{self.artifact.pooling}",), (length,) * rows, ids, ones, zeros, ones)
+
+    def check(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+        """Refuse what a trial yielded unless all of it is finite.
+
+        Raises:
+            ProviderError: Some of it is not.
+        """
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise ProviderError(f"{self.placement.provider} computes NaN or infinity for a trial batch")
 
     def run(self, batch: Batch) -> dict[str, NDArray[np.float32]]:
         """Run one batch.

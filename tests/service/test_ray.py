@@ -2,10 +2,8 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 from attencode import Client, InternalFault, encode_request
+from tests.service.faults.load import free_port, wait_until
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode[ray]")
 
@@ -30,13 +29,6 @@ from service.session import Session, choose_placement  # noqa: E402
 
 pytestmark = pytest.mark.ray
 CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
@@ -66,13 +58,6 @@ def _answers(client: Client) -> bool:
         return bool(client.get_model().replicas)
     except Exception:  # noqa: BLE001 - not yet
         return False
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.2)
 
 
 def settings(artifact: Path, **changes: object) -> EncoderSettings:
