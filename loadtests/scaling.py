@@ -40,10 +40,10 @@ class Constants:
     further_text_s: float = 0.1e-3
     gateway_batch_s: float = 1.0e-3
     replica_batch_s: float = 1.0e-3
-    store_byte_s: float = 0.5e-9
-    controller_idle_share: float = 0.02
-    controller_replica_share: float = 0.00055
-    roll_call_s: float = 0.45e-3
+    store_byte_s: float = 0.88e-9
+    controller_idle_share: float = 0.026
+    controller_replica_share: float = 0.00045
+    roll_call_s: float = 0.38e-3
     roll_call_period_s: tuple[float, float] = (1.0, 0.05)
 
 

@@ -34,7 +34,7 @@ from service.served import Models, ServedModel
 _LOG = logging.getLogger(__name__)
 
 _ROLL_CALL_S = 1.0
-_ROLL_CALL_REPLICA_S = 0.05  # more for each replica: at 0.45 ms of this process's core each, 1 % of it in all
+_ROLL_CALL_REPLICA_S = 0.05  # more for each replica: at 0.4 ms of this process's core each, 1 % of it in all
 _ROLL_CALL_TIMEOUT_S = 5.0
 _ADOPTION_TIMEOUT_S = 60.0
 _MOST_FAILURES = 4  # of roll calls, before the cluster itself is asked whether it is still there
