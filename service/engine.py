@@ -84,6 +84,7 @@ class Engine:
         self._running = 0  # batches that the runner holds
         self._submitted = 0  # requests that are not answered yet
         self._pump_due: asyncio.Handle | None = None
+        self._pump_soon = False  # it is due as soon as the loop comes round
         self._rate_tokens_s = 0.0
         self._accepting = False
         self._outdated = False
@@ -196,14 +197,18 @@ class Engine:
         metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
 
     def _schedule_pump(self, delay_s: float = 0.0) -> None:
-        """Look at the queue once the requests that arrived together are all in it."""
+        """Look at the queue once the requests that arrived together are all in it; sooner than planned, not later."""
+        if self._pump_soon:
+            return
         if self._pump_due is not None:
             self._pump_due.cancel()
         loop = asyncio.get_running_loop()
+        self._pump_soon = not delay_s
         self._pump_due = loop.call_later(delay_s, self._pump) if delay_s else loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Start batches while the runner has room and the policy has one."""
+        self._pump_soon = False
         while self._running < self._runner.capacity:
             if self._is_worth_waiting():
                 self._schedule_pump(_COMPANY_S)

@@ -26,7 +26,16 @@ from service.artifact import ARTIFACT_FILE, Artifact, open_description
 from service.batching import Batch
 from service.config import ServiceConfig
 from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated, Unavailable
-from service.replicas import ENCODER, Answer, Backlog, Description, Identity, application_name, method
+from service.replicas import (
+    ENCODER,
+    Answer,
+    Backlog,
+    Description,
+    Identity,
+    application_name,
+    handle_on_this_loop,
+    method,
+)
 from service.request import ReplicaInfo
 from service.runner import BatchResult
 from service.served import Models, ServedModel
@@ -146,7 +155,8 @@ class Fleet:
 
     async def _call_the_roll(self) -> None:
         if self._handle is None:
-            handle = await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))
+            await asyncio.to_thread(serve.get_deployment_handle, ENCODER, application_name(self.name))  # is it there?
+            handle = handle_on_this_loop(self.name)
             self._run = {large: method(handle, "run", large=large) for large in (False, True)}
             self._handle = handle
         call = method(self._handle, "identify", large=False).broadcast("identify", self.backlog)
@@ -219,8 +229,9 @@ class BusyShare:
 
     def share(self) -> float:
         """Give the share over the last tenth of a second, 1 for a whole core."""
-        now, used = time.monotonic(), time.process_time()
+        now = time.monotonic()
         if now - self._since[0] >= _BUSY_WINDOW_S:
+            used = time.process_time()
             self._share = (used - self._since[1]) / (now - self._since[0])
             self._since = (now, used)
         return self._share

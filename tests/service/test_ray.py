@@ -145,13 +145,15 @@ def test_answers_are_counted_as_they_come(tiny_artifact: Path) -> None:
     assert answer_bytes(batch, artifact) == sum(array.nbytes for array in session.run(batch).values())
 
 
-def test_the_private_option_is_there() -> None:
-    """Ray still lets a handle choose its transport by the name that we use."""
+def test_the_private_options_are_there() -> None:
+    """Ray still lets a handle choose its transport and its router's loop by the names that we use."""
     import inspect
 
+    from ray.serve._private.handle_options import InitHandleOptions
     from ray.serve.handle import DeploymentHandle
 
     assert "_by_reference" in inspect.signature(DeploymentHandle.options).parameters
+    assert "_run_router_in_separate_loop" in inspect.signature(InitHandleOptions).parameters
 
 
 def test_a_gateway_waits_for_its_models(ray_cluster: str, tiny_artifact: Path) -> None:

@@ -1,12 +1,13 @@
 """Faults of replicas: what callers notice while they die or hang."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from attencode import Client, DeadlineExceeded
+from attencode import Client, DeadlineExceeded, EncodeRequest, EncodeResult, encode_request
 from tests.service.conftest import ServerProcess
 from tests.service.faults.load import (
     PAIR,
@@ -41,6 +42,30 @@ def test_deaths_go_unnoticed(pair: ServerProcess) -> None:
             time.sleep(2)
         time.sleep(2)
     check(answers, expected)
+
+
+def test_streams_outlive_replicas(pair: ServerProcess) -> None:
+    """A stream that goes on while a replica dies yields every answer, in order."""
+    expected = [answer for answers in right_answers(pair.address, TEXTS).values() for answer in answers]
+    wait_until(lambda: len(processes(PAIR)) == len(replicas(pair.address)) == 2)
+    started = time.monotonic()
+
+    def requests() -> Iterator[EncodeRequest]:
+        killed = False
+        while (age := time.monotonic() - started) < 6:
+            if age > 2 and not killed:
+                killed = True
+                kill_one(PAIR)
+            yield from (encode_request(text) for text in TEXTS)
+
+    with Client(pair.address) as client:
+        seen = 0
+        for place, answer in enumerate(client.encode_stream(requests())):
+            assert isinstance(answer, EncodeResult), answer
+            np.testing.assert_allclose(answer.pooled, expected[place % len(TEXTS)], atol=1e-5)
+            seen += 1
+    assert seen > len(TEXTS)
+    assert seen % len(TEXTS) == 0  # nothing is missing at the end
 
 
 def test_the_only_replica_dies(single: ServerProcess) -> None:
