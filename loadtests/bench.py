@@ -28,7 +28,8 @@ from service.batching import Batch
 from service.client import Client
 from service.codec import encode_encode_request
 from service.request import encode_request
-from service.session import Session, choose_placement, usable_cores
+from service.placement import choose_placement, usable_cores
+from service.session import Session
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEXT = "the old man sat by the river and watched the boats"  # 11 words, 13 tokens

@@ -1,7 +1,7 @@
 """Backend: where the models run. Brings them up, keeps the server told of them, takes them down.
 
 `LocalBackend` runs them in this process; `service.fleet.RayBackend` on Ray Serve's replicas.
-May import: served, runner, session, artifact, config.
+May import: served, runner, session, placement, artifact, config.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,10 @@ from typing import Protocol
 
 from service.artifact import Artifact
 from service.config import ServiceConfig
+from service.placement import choose_placement, usable_cores
 from service.runner import DeviceThreads, LocalRunner
 from service.served import Models, ServedModel
-from service.session import Session, choose_placement, usable_cores
+from service.session import Session
 
 
 class Backend(Protocol):

@@ -1,6 +1,6 @@
 """Cluster: starts or joins Ray, deploys models on it, and serves them from a gateway.
 
-May import: fleet, replicas, served, artifact, config, session, errors, ray.
+May import: fleet, replicas, served, artifact, config, placement, errors, ray.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from service.artifact import Artifact
 from service.config import ServiceConfig, read_replicas
 from service.errors import ClusterLost, ConfigError, StartupError, Unavailable
 from service.fleet import Fleet
+from service.placement import choose_placement, usable_cores
 from service.replicas import ENCODER, Description, EncoderSettings, application_name, encoder, method
 from service.served import Models
-from service.session import choose_placement, usable_cores
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 10.0

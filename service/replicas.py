@@ -2,7 +2,7 @@
 
 `encoder` builds a model's application from plain settings, for `serve run` and `serve deploy`, for
 `attencode serve --ray` and for `attencode deploy` alike. This module is imported inside Ray's processes.
-May import: artifact, batching, config, runner, scaling, session, ray, pydantic.
+May import: artifact, batching, config, runner, scaling, session, placement, ray, pydantic.
 """
 
 import socket
@@ -24,9 +24,10 @@ from ray.serve.handle import DeploymentHandle
 from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
+from service.placement import Placement, choose_placement
 from service.runner import DeviceThreads
 from service.scaling import ReplicaLoad
-from service.session import Placement, Session, choose_placement
+from service.session import Session
 
 ENCODER = "EncoderReplica"
 

@@ -2,7 +2,7 @@
 
 A name's model may be replaced by a newer version while the server runs: whoever looks it up gets the present
 one, and what the old one still holds ends there or begins anew.
-May import: artifact, tokenization, engine, outputs, runner, session, batching, config, request, metrics, errors.
+May import: artifact, tokenization, engine, outputs, runner, placement, batching, config, request, metrics, errors.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from service.config import ServiceConfig
 from service.engine import Engine
 from service.errors import InvalidRequest, Unavailable
 from service.outputs import select
+from service.placement import Placement
 from service.request import ModelInfo
 from service.runner import Runner
-from service.session import Placement
 from service.tokenization import TextTokenizer
 
 

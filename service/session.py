@@ -1,164 +1,23 @@
 """Session: an artifact on an execution provider. Arrays in, arrays out.
 
-ONNX Runtime is the one runtime; what differs is the provider. `auto` takes the fastest that is present
-and says why; a provider that was asked for by name and cannot run stops the start.
-May import: artifact, batching, errors, onnxruntime, numpy.
+ONNX Runtime is the one runtime; what differs is the provider. There is no silent fallback from one to another.
+May import: artifact, batching, placement, openvino, errors, onnxruntime, numpy.
 """
 
-import json
-import logging
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service import openvino
 from service.artifact import Artifact
 from service.batching import Batch, Graph
 from service.errors import ProviderError
+from service.placement import Placement
 
-_LOG = logging.getLogger(__name__)
-
-PROVIDERS = ("auto", "cuda", "openvino", "cpu")
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-_PRECISIONS_OF: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("float32",),
-    "openvino": ("float32", "bfloat16"),
-    "cpu": ("float32",),
-}
-_OPENVINO = "OpenVINOExecutionProvider"
-_OPENVINO_PRECISION = {"float32": "f32", "bfloat16": "bf16"}
-# OpenVINO keeps compiled code for every shape that it has seen; unbounded, 600 shapes cost 1.2 GB,
-# bounded to 64 they cost 0.3 GB (measured, MiniLM-L6).
-_OPENVINO_CACHED_SHAPES = "64"
-_BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16")  # as Linux names them in /proc/cpuinfo
 _WARM_UP_SHAPES = ((1, 16), (8, 16), (8, 64))
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a session runs, and why there."""
-
-    provider: str
-    precision: str
-    reason: str
-
-    @property
-    def device(self) -> str:
-        """Provider and precision in one phrase."""
-        return f"{self.provider} {self.precision}"
-
-
-def usable_cores() -> int:
-    """Count the cores that this process may use: its affinity, cut by a cgroup's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def choose_placement(provider: str, precision: str) -> Placement:
-    """Decide provider and precision from what is asked for and what is present.
-
-    Raises:
-        ProviderError: What was asked for by name cannot run here, or two builds of ONNX Runtime are
-            installed over one another.
-    """
-    _refuse_two_runtimes()
-    if provider == "auto":
-        candidates = ["cuda", "openvino", "cpu"]
-        absences = {name: _absence(name) for name in candidates}
-        chosen = next(name for name in candidates if absences[name] is None)
-        passed = [f"{name}: {absence}" for name, absence in absences.items() if absence]
-        reason = "fastest present" + (f" ({'; '.join(passed)})" if passed else "")
-    else:
-        chosen, reason = provider, "asked for"
-        if absence := _absence(provider):
-            raise ProviderError(f"provider {provider} cannot run here: {absence}")
-    if precision == "auto":
-        native = chosen == "openvino" and _has_bfloat16()
-        return Placement(chosen, "bfloat16" if native else "float32", reason)
-    if precision not in _PRECISIONS_OF[chosen]:
-        offered = ", ".join(_PRECISIONS_OF[chosen])
-        raise ProviderError(f"provider {chosen} does not run {precision}; it runs {offered}")
-    return Placement(chosen, precision, reason)
-
-
-def _refuse_two_runtimes() -> None:
-    installed = []
-    for name in _RUNTIMES:
-        try:
-            distribution(name)
-        except PackageNotFoundError:
-            continue
-        installed.append(name)
-    if not installed:
-        raise ProviderError("ONNX Runtime is not installed; install attencode[cpu], [openvino] or [gpu]")
-    if len(installed) > 1:
-        raise ProviderError(
-            f"{' and '.join(installed)} are installed over one another, so which one runs is undefined; "
-            f"uninstall all of them and install one again"
-        )
-
-
-def _absence(provider: str) -> str | None:
-    """Say why a provider cannot run here; None when it can."""
-    import onnxruntime  # noqa: PLC0415 - only after it is known to be installed once
-
-    if provider == "cuda":
-        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-            return "this ONNX Runtime is built without CUDA; install attencode[gpu]"
-        return None if _nvidia_present() else "no NVIDIA device"
-    if provider == "openvino":
-        try:
-            _register_openvino()
-        except ImportError:
-            return "onnxruntime-ep-openvino is not installed; install attencode[openvino]"
-        return None if _openvino_devices() else "its plugin offers no device on this processor"
-    return None
-
-
-def _nvidia_present() -> bool:
-    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists() or os.name == "nt"
-
-
-def _register_openvino() -> None:
-    import onnxruntime  # noqa: PLC0415
-    import onnxruntime_ep_openvino as plugin  # noqa: PLC0415
-
-    if not _openvino_devices():
-        try:
-            onnxruntime.register_execution_provider_library(_OPENVINO, plugin.get_library_path())
-        except Exception as error:  # ONNX Runtime raises its own kinds; registering twice is one of them
-            if "already registered" not in str(error):
-                raise ProviderError(f"OpenVINO's plugin cannot be loaded: {error}") from error
-
-
-def _openvino_devices() -> list[Any]:
-    import onnxruntime  # noqa: PLC0415
-
-    cpu = onnxruntime.OrtHardwareDeviceType.CPU
-    offered = onnxruntime.get_ep_devices()
-    return [device for device in offered if device.ep_name == _OPENVINO and device.device.type == cpu]
-
-
-def _has_bfloat16() -> bool:
-    """Tell whether the processor multiplies bfloat16 natively; elsewhere float32 is as fast."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text("ascii", errors="replace")
-    except OSError:
-        return False
-    return any(flag in flags for flag in _BFLOAT16_FLAGS)
 
 
 class Session:
@@ -235,9 +94,7 @@ class Session:
         provider = self.placement.provider
         try:
             if provider == "openvino":
-                with self._openvino_settings() as settings:
-                    options.add_provider_for_devices(_openvino_devices()[:1], {"load_config": settings})
-                    return onnxruntime.InferenceSession(path, options)
+                return openvino.create(path, options, self.placement.precision, self._threads, self._streams)
             providers: list[Any] = ["CPUExecutionProvider"]
             if provider == "cuda":
                 onnxruntime.preload_dlls()
@@ -248,17 +105,3 @@ class Session:
         if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
             raise ProviderError("cuda was chosen, but ONNX Runtime could not start it; see its message above")
         return session
-
-    @contextmanager
-    def _openvino_settings(self) -> Iterator[str]:
-        """Write OpenVINO's properties to a file, the only way in that the plugin offers."""
-        properties = {
-            "INFERENCE_PRECISION_HINT": _OPENVINO_PRECISION[self.placement.precision],
-            "INFERENCE_NUM_THREADS": str(self._threads),
-            "NUM_STREAMS": str(self._streams),
-            "CPU_RUNTIME_CACHE_CAPACITY": _OPENVINO_CACHED_SHAPES,
-        }
-        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="ascii") as file:
-            json.dump({"CPU": properties}, file)
-            file.flush()
-            yield file.name

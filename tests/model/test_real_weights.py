@@ -70,8 +70,9 @@ def test_mpnet_exports_and_pools_like_sentence_transformers(mpnet: Path, tmp_pat
     from model.export import export
     from service.artifact import open_artifact
     from service.batching import BatchLimits, pad
+    from service.placement import choose_placement
     from service.request import TextInput, TokenizeRequest
-    from service.session import Session, choose_placement
+    from service.session import Session
     from service.tokenization import TextTokenizer
 
     artifact = open_artifact(export(str(mpnet), tmp_path / "artifact", report=lambda _line: None))

@@ -15,8 +15,9 @@ from service.artifact import open_artifact
 from service.batching import Batch, BatchLimits
 from service.engine import Engine, in_order
 from service.errors import DeadlineExceeded, InternalFault, QueueFull, Unavailable
+from service.placement import choose_placement
 from service.runner import BatchResult, DeviceThreads, LocalRunner
-from service.session import Session, choose_placement
+from service.session import Session
 from service.tokenization import Sequence
 
 OUTPUT = frozenset({"pooled_mean"})

@@ -24,8 +24,9 @@ from service.cluster import deploy, undeploy  # noqa: E402
 from service.errors import ConfigError  # noqa: E402
 from service.fleet import answer_bytes  # noqa: E402
 from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
+from service.placement import choose_placement  # noqa: E402
 from service.replicas import ENCODER, EncoderReplica, EncoderSettings, application_name, encoder  # noqa: E402
-from service.session import Session, choose_placement  # noqa: E402
+from service.session import Session  # noqa: E402
 
 pytestmark = pytest.mark.ray
 CONFIG = Path(__file__).parents[2] / "deploy/serve.yaml"

@@ -8,11 +8,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from service import session as session_module
+from service import placement as placement_module
 from service.artifact import Artifact, open_artifact
 from service.batching import Batch
 from service.errors import ArtifactError, ProviderError
-from service.session import Placement, Session, choose_placement, usable_cores
+from service.placement import Placement, choose_placement, usable_cores
+from service.session import Session
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_auto_takes_what_is_present_and_says_why() -> None:
 
 def test_a_named_provider_that_is_absent_stops_the_start() -> None:
     """No fallback: what was asked for by name and is not there is an error with the mend."""
-    with patch.object(session_module, "_nvidia_present", return_value=False), pytest.raises(ProviderError) as caught:
+    with patch.object(placement_module, "_nvidia_present", return_value=False), pytest.raises(ProviderError) as caught:
         choose_placement("cuda", "auto")
     assert str(caught.value).startswith("provider cuda cannot run here: ")
 
@@ -129,7 +130,7 @@ def test_a_precision_that_the_provider_lacks() -> None:
 def test_two_runtimes_stop_the_start() -> None:
     """Onnxruntime and onnxruntime-gpu installed over one another are refused."""
     with (
-        patch.object(session_module, "distribution", side_effect=lambda name: name),
+        patch.object(placement_module, "distribution", side_effect=lambda name: name),
         pytest.raises(ProviderError, match=r"onnxruntime and onnxruntime-gpu .*are installed over one another"),
     ):
         choose_placement("cpu", "float32")
