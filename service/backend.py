@@ -9,7 +9,7 @@ from typing import Protocol
 
 from service.artifact import Artifact
 from service.config import ServiceConfig
-from service.placement import choose_placement, usable_cores
+from service.placement import choose_placement, streams_for, usable_cores
 from service.runner import DeviceThreads, LocalRunner
 from service.served import Models, ServedModel
 from service.session import Session
@@ -51,12 +51,14 @@ class LocalBackend:
         """
         self._placement = choose_placement(config.provider, config.precision)
         threads = usable_cores() if config.threads == "auto" else config.threads
-        device = DeviceThreads(config.streams)
+        streams = streams_for(self._placement.provider, threads) if config.streams == "auto" else config.streams
+        device = DeviceThreads(streams)
         self._served = []
         for name, artifact in artifacts.items():
-            session = Session(artifact, self._placement, threads=threads, streams=config.streams)
+            session = Session(artifact, self._placement, threads=threads, streams=streams)
             runner = LocalRunner(session, device)
-            self._served.append(ServedModel(config, name, artifact, runner, placement=self._placement, threads=threads))
+            each = max(1, threads // streams)
+            self._served.append(ServedModel(config, name, artifact, runner, placement=self._placement, threads=each))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -74,7 +74,9 @@ class ServiceConfig(BaseSettings):
     threads: Threads | Literal["auto"] = Field(
         "auto", description="Threads of the model; auto for every core the process may use"
     )
-    streams: Threads = Field(1, description="Batches that run side by side, sharing the threads")
+    streams: Threads | Literal["auto"] = Field(
+        "auto", description="Batches that run side by side, sharing the threads; auto for one a thread, up to 8"
+    )
 
     max_batch_tokens: AutoCount = Field("auto", description="Largest batch: rows times padded length")
     max_batch_size: Count = Field(256, description="Largest batch in rows")
@@ -95,7 +97,9 @@ class ServiceConfig(BaseSettings):
     replica_gpus: Share | Literal["auto"] = Field(
         "auto", description="GPUs of a replica, a fraction to share one; auto for 1 with CUDA, else 0"
     )
-    replica_batches: Count = Field(2, description="Batches that a replica is given at once, so that it never waits")
+    replica_batches: Count = Field(
+        2, description="Batches that each stream of a replica has at once, so that it never waits"
+    )
     batch_attempts: Count = Field(3, description="Times an input may run on a replica that dies under it")
     batch_timeout_s: Duration = Field(15.0, description="When a batch without an answer is run on another replica")
 

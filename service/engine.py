@@ -257,7 +257,8 @@ class Engine:
             batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits)
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
             deadline_s = _latest(job.deadline_s for job, _ in taken)
-            result = await self._runner.run(batch, alone=self._submitted == 1, deadline_s=deadline_s)
+            alone = self._submitted == self._running == 1 and not len(self._waiting)
+            result = await self._runner.run(batch, alone=alone, deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
             metrics.record_batch_ended(self._model, graph, "error", 0.0)
             self._fail(taken, error)

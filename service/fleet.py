@@ -210,7 +210,8 @@ class Fleet:
             (folder / ARTIFACT_FILE).write_bytes(description.artifact)
             (folder / "tokenizer.json").write_bytes(description.tokenizer)
             artifact = open_description(folder)
-            runner = RayRunner(self, artifact, batches=description.settings.replica_batches)
+            batches = description.settings.replica_batches * description.streams
+            runner = RayRunner(self, artifact, batches=batches)
             placement, threads = description.placement, description.threads
             return ServedModel(self.config, self.name, artifact, runner, placement=placement, threads=threads)
 

@@ -24,7 +24,7 @@ from ray.serve.handle import DeploymentHandle
 from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
-from service.placement import Placement, choose_placement
+from service.placement import Placement, choose_placement, streams_for
 from service.runner import DeviceThreads
 from service.scaling import ReplicaLoad
 from service.session import Session
@@ -47,7 +47,7 @@ class EncoderSettings(BaseModel):
         replicas: `N` or `MIN:MAX`.
         replica_cpus: Cores of a replica, which are its threads too.
         replica_gpus: GPUs of a replica; a fraction shares one.
-        replica_batches: Batches that one gateway gives a replica at once.
+        replica_batches: Batches that one gateway gives each stream of a replica at once.
         provider: As for `attencode serve`.
         precision: As for `attencode serve`.
         streams: Batches that run side by side in a replica.
@@ -66,7 +66,7 @@ class EncoderSettings(BaseModel):
     replica_batches: int = 2
     provider: Literal["auto", "cuda", "openvino", "cpu"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    streams: int = 1
+    streams: int | Literal["auto"] = "auto"
     upscale_delay_s: float = 5.0
     downscale_delay_s: float = 120.0
     surge_percent: int = 25
@@ -98,6 +98,7 @@ class Description:
         tokenizer: The bytes of `tokenizer.json`.
         placement: Where the model runs.
         threads: Threads that one batch has.
+        streams: Batches that run side by side.
         settings: What the application was made of.
     """
 
@@ -106,6 +107,7 @@ class Description:
     tokenizer: bytes
     placement: Placement
     threads: int
+    streams: int
     settings: EncoderSettings
 
 
@@ -149,10 +151,12 @@ class EncoderReplica:
         self._artifact: Artifact = open_artifact(Path(settings.artifact))
         self._placement = choose_placement(settings.provider, settings.precision)
         self._cores = max(1, int(settings.replica_cpus))
-        self._session = Session(self._artifact, self._placement, threads=self._cores, streams=settings.streams)
+        streams = settings.streams
+        self._streams = streams_for(self._placement.provider, self._cores) if streams == "auto" else streams
+        self._session = Session(self._artifact, self._placement, threads=self._cores, streams=self._streams)
         self._session.load("encode")
         self._session.warm_up()
-        self._threads = DeviceThreads(settings.streams)
+        self._threads = DeviceThreads(self._streams)
         self._threads.start()
         self._identity = Identity(*_whereabouts(), self._placement.device, self._artifact.digest)
         self._load = ReplicaLoad(time.monotonic())
@@ -165,7 +169,7 @@ class EncoderReplica:
         self._load.note_backlog(backlog.gateway, backlog.tokens, time.monotonic())
         self._in_flight += 1
         try:
-            result = await self._threads.run(self._session, batch)
+            result = await self._threads.run(self._session, batch, alone=self._in_flight == 1)
         except Exception as error:  # noqa: BLE001 - told in the answer: what is raised here means a broken replica
             return Answer(self._identity, in_flight=self._in_flight - 1, error=f"{type(error).__name__}: {error}")
         finally:
@@ -186,7 +190,8 @@ class EncoderReplica:
             (folder / ARTIFACT_FILE).read_bytes(),
             (folder / "tokenizer.json").read_bytes(),
             self._placement,
-            self._cores,
+            max(1, self._cores // self._streams),
+            self._streams,
             self._settings,
         )
 
@@ -222,7 +227,7 @@ def encoder(settings: EncoderSettings) -> serve.Application:
         }
     deployment = serve.deployment(
         name=ENCODER,
-        max_ongoing_requests=settings.replica_batches * _GATEWAYS_AT_ONCE,
+        max_ongoing_requests=settings.replica_batches * _most_streams(settings) * _GATEWAYS_AT_ONCE,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.2,
@@ -232,6 +237,13 @@ def encoder(settings: EncoderSettings) -> serve.Application:
         **scale,
     )(EncoderReplica)
     return deployment.bind(settings)
+
+
+def _most_streams(settings: EncoderSettings) -> int:
+    """Give the most streams that a replica may have; only there is it known what runs them."""
+    if settings.streams != "auto":
+        return settings.streams
+    return max(streams_for(provider, max(1, int(settings.replica_cpus))) for provider in ("cuda", "cpu"))
 
 
 def method(handle: Any, name: str, *, large: bool) -> Any:

@@ -85,7 +85,7 @@ class DeviceThreads:
     def __init__(self, streams: int) -> None:
         """Store how many batches run side by side."""
         self.streams = streams
-        self._work: SimpleQueue[tuple[Session, Batch, asyncio.Future[BatchResult]] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Session, Batch, bool, asyncio.Future[BatchResult]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._queued = 0
 
@@ -101,12 +101,12 @@ class DeviceThreads:
             thread.start()
             self._threads.append(thread)
 
-    async def run(self, session: Session, batch: Batch) -> BatchResult:
-        """Run a batch on the next free thread."""
+    async def run(self, session: Session, batch: Batch, *, alone: bool = False) -> BatchResult:
+        """Run a batch on the next free thread; `alone` says that no other runs or waits."""
         future: asyncio.Future[BatchResult] = asyncio.get_running_loop().create_future()
         self._queued += 1
         future.add_done_callback(self._done)
-        self._work.put((session, batch, future))
+        self._work.put((session, batch, alone, future))
         return await future
 
     def stop(self) -> None:
@@ -129,10 +129,10 @@ class DeviceThreads:
         work = self._work.get()
         if work is None:
             return False
-        session, batch, future = work
+        session, batch, alone, future = work
         result: BatchResult | Exception
         try:
-            result = _timed(session, batch)
+            result = _timed(session, batch, alone=alone)
         except Exception as error:  # noqa: BLE001 - the awaiting side raises it
             result = error
         future.get_loop().call_soon_threadsafe(_settle, future, result)
@@ -169,9 +169,10 @@ class LocalRunner:
 
     async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:  # noqa: ARG002
         """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
-        if alone and batch.graph == "encode" and batch.input_ids.size <= _INLINE_TOKENS and self._threads.idle:
-            return _timed(self._session, batch)
-        return await self._threads.run(self._session, batch)
+        alone = alone and self._threads.idle
+        if alone and batch.graph == "encode" and batch.input_ids.size <= _INLINE_TOKENS:
+            return _timed(self._session, batch, alone=True)
+        return await self._threads.run(self._session, batch, alone=alone)
 
     async def stop(self) -> None:
         """Wait for running batches and end the threads."""
@@ -182,9 +183,9 @@ class LocalRunner:
         self._session.warm_up()
 
 
-def _timed(session: Session, batch: Batch) -> BatchResult:
+def _timed(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
     started = time.perf_counter()
-    arrays = session.run(batch)
+    arrays = session.run(batch, alone=alone)
     return BatchResult(arrays, time.perf_counter() - started)
 
 

@@ -23,7 +23,9 @@ _WARM_UP_SHAPES = ((1, 16), (8, 16), (8, 64))
 class Session:
     """Both graphs of an artifact on one provider; `inspect` is loaded when it is first needed.
 
-    Runs may come from several threads at once.
+    Runs may come from several threads at once. With several streams the plain graph is loaded twice: side by side,
+    batches run on a few threads each, which costs no waiting of threads for one another; a batch that is alone runs
+    on all of them, which is soonest done.
     """
 
     def __init__(self, artifact: Artifact, placement: Placement, *, threads: int, streams: int = 1) -> None:
@@ -33,31 +35,31 @@ class Session:
             artifact: The model.
             placement: Where it runs.
             threads: Threads of all streams together.
-            streams: Runs that go on side by side.
+            streams: Runs of the plain graph that go on side by side.
         """
         self.artifact = artifact
         self.placement = placement
         self._threads = threads
         self._streams = streams
-        self._sessions: dict[Graph, Any] = {}
+        self._sessions: dict[tuple[Graph, int], Any] = {}  # by graph and streams
         self._lock = Lock()
 
-    def load(self, graph: Graph = "encode") -> Any:
+    def load(self, graph: Graph = "encode") -> None:
         """Load a graph if it is not loaded yet.
 
         Raises:
             ProviderError: The provider refuses it.
         """
-        with self._lock:
-            if graph not in self._sessions:
-                self._sessions[graph] = self._create(graph)
-            return self._sessions[graph]
+        self._loaded(graph, 1)
+        if graph == "encode":
+            self._loaded(graph, self._streams)
 
     def warm_up(self) -> None:
         """Run the plain graph on common shapes, so that the first caller waits for no compilation."""
         for rows, longest in _WARM_UP_SHAPES:
             length = min(longest, self.artifact.max_tokens)
-            self.check(self.run(self.trial(rows, length)))
+            for alone in (False, True):
+                self.check(self.run(self.trial(rows, length), alone=alone))
 
     def trial(self, rows: int, length: int) -> Batch:
         """Give a batch to try the plain graph with."""
@@ -74,27 +76,38 @@ class Session:
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ProviderError(f"{self.placement.provider} computes NaN or infinity for a trial batch")
 
-    def run(self, batch: Batch) -> dict[str, NDArray[np.float32]]:
+    def run(self, batch: Batch, *, alone: bool = False) -> dict[str, NDArray[np.float32]]:
         """Run one batch.
+
+        Args:
+            batch: The batch.
+            alone: Whether no other batch runs beside it.
 
         Returns:
             The batch's outputs by name, float32, padding included.
         """
-        session = self._sessions.get(batch.graph) or self.load(batch.graph)
+        streams = 1 if alone or batch.graph == "inspect" else self._streams
+        session = self._sessions.get((batch.graph, streams)) or self._loaded(batch.graph, streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         return dict(zip(batch.outputs, session.run(batch.outputs, feeds), strict=True))
 
-    def _create(self, graph: Graph) -> Any:
+    def _loaded(self, graph: Graph, streams: int) -> Any:
+        with self._lock:
+            if (graph, streams) not in self._sessions:
+                self._sessions[graph, streams] = self._create(graph, streams)
+            return self._sessions[graph, streams]
+
+    def _create(self, graph: Graph, streams: int) -> Any:
         import onnxruntime  # noqa: PLC0415
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = max(1, self._threads // self._streams)
+        options.intra_op_num_threads = max(1, self._threads // streams)
         path = str(self.artifact.folder / f"{graph}.onnx")
         provider = self.placement.provider
         try:
             if provider == "openvino":
-                return openvino.create(path, options, self.placement.precision, self._threads, self._streams)
+                return openvino.create(path, options, self.placement.precision, self._threads, streams)
             providers: list[Any] = ["CPUExecutionProvider"]
             if provider == "cuda":
                 onnxruntime.preload_dlls()

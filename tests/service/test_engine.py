@@ -308,9 +308,9 @@ def test_a_lone_short_batch_needs_no_thread(tiny_artifact: Path) -> None:
         threads: list[int] = []
         run_session = session.run
 
-        def noted(batch: Batch) -> Any:
+        def noted(batch: Batch, *, alone: bool) -> Any:
             threads.append(threading.get_ident())
-            return run_session(batch)
+            return run_session(batch, alone=alone)
 
         session.run = noted  # type: ignore[method-assign]
         here = threading.get_ident()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from service import placement as placement_module
 from service.artifact import Artifact, open_artifact
 from service.batching import Batch
 from service.errors import ArtifactError, ProviderError
-from service.placement import Placement, choose_placement, usable_cores
+from service.placement import Placement, choose_placement, streams_for, usable_cores
 from service.session import Session
 
 
@@ -41,10 +42,34 @@ def test_inspect_is_loaded_when_first_needed(artifact: Artifact) -> None:
     session = Session(artifact, choose_placement("cpu", "float32"), threads=2)
     session.load()
     session.warm_up()
-    assert set(session._sessions) == {"encode"}
+    assert {graph for graph, _ in session._sessions} == {"encode"}
     arrays = session.run(random_batch(artifact, (5, 9), ("attentions_0",), "inspect"))
     assert arrays["attentions_0"].shape == (2, 12, 9, 9)
-    assert set(session._sessions) == {"encode", "inspect"}
+    assert {graph for graph, _ in session._sessions} == {"encode", "inspect"}
+
+
+@pytest.mark.parametrize("provider", ["cpu", "openvino"])
+def test_streams_compute_the_same(artifact: Artifact, provider: str) -> None:
+    """Batches that run side by side, each on one thread, yield what one yields that is alone on all of them."""
+    try:
+        placement = choose_placement(provider, "float32")
+    except ProviderError as error:
+        pytest.skip(str(error))
+    session = Session(artifact, placement, threads=2, streams=2)
+    session.load()
+    batches = [random_batch(artifact, lengths, ("pooled_mean",)) for lengths in ((5, 9), (40, 3), (7,), (64, 64))]
+    alone = [session.run(batch, alone=True)["pooled_mean"] for batch in batches]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda batch: session.run(batch)["pooled_mean"], batches * 5))
+    for number, pooled in enumerate(together):
+        np.testing.assert_allclose(pooled, alone[number % len(batches)], atol=1e-5)
+    assert set(session._sessions) == {("encode", 1), ("encode", 2)}
+
+
+def test_streams_follow_the_cores() -> None:
+    """One thread a stream up to eight cores, then more threads for each; two batches at once on a GPU."""
+    assert [streams_for("cpu", cores) for cores in (1, 2, 4, 8, 64)] == [1, 2, 4, 8, 8]
+    assert streams_for("cuda", 16) == 2
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
