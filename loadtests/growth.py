@@ -1,0 +1,145 @@
+"""Measure what growth costs: tokens a second by length and by batch, latency by the number of clients.
+
+    python loadtests/growth.py [--artifact FOLDER] [--provider auto] [--precision auto] [--output loadtests]
+
+Draws `growth_tokens.png` (the bare session on batches without padding) and `growth_clients.png` (clients with a
+connection of their own, each asking for one short text after another), and prints both as Markdown. Needs
+matplotlib (attencode[viz]).
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+from bench import TEXT, exported, running_server
+
+from service.artifact import Artifact, open_artifact
+from service.batching import Batch
+from service.codec import encode_encode_request
+from service.placement import choose_placement, usable_cores
+from service.request import encode_request
+from service.session import Session
+
+LENGTHS = (16, 32, 64, 128, 256, 512)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+CLIENTS = (1, 3, 10, 30, 100, 300, 1000)
+_MOST_TOKENS = 16_384
+_ENCODE = "/attencode.v1.Encoder/Encode"
+
+
+def tokens_a_second(session: Session, artifact: Artifact, rows: int, length: int, seconds: float) -> float:
+    """Measure one shape of batch, without padding, for about so many seconds; gives the median's rate."""
+    ids = np.random.default_rng(0).integers(1000, artifact.vocab_size, (rows, length))
+    ones, zeros = np.ones_like(ids), np.zeros_like(ids)
+    batch = Batch("encode", (f"pooled_{artifact.pooling}",), (length,) * rows, ids, ones, zeros, ones)
+    session.run(batch, alone=True)  # compiles the shape
+    runs: list[float] = []
+    while sum(runs) < seconds or len(runs) < 3:
+        started = time.perf_counter()
+        session.run(batch, alone=True)
+        runs.append(time.perf_counter() - started)
+    return rows * length / statistics.median(runs)
+
+
+async def clients(port: int, count: int, seconds: float) -> list[float]:
+    """Let so many clients ask one after another, each over its own connection; gives each call's seconds."""
+    message = encode_encode_request(encode_request(TEXT)).SerializeToString()
+    took: list[float] = []
+    channels = [
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        for _ in range(count)
+    ]
+    calls = [channel.unary_unary(_ENCODE) for channel in channels]
+    for first in range(0, count, 50):  # connect, not all at once
+        await asyncio.gather(*(call(message) for call in calls[first : first + 50]))
+    end = time.perf_counter() + seconds
+
+    async def ask(call: grpc.aio.UnaryUnaryMultiCallable) -> None:
+        while (started := time.perf_counter()) < end:
+            await call(message)
+            took.append(time.perf_counter() - started)
+
+    await asyncio.gather(*map(ask, calls))
+    await asyncio.gather(*(channel.close() for channel in channels))
+    return took
+
+
+def draw_tokens(rates: dict[tuple[int, int], float], path: Path, title: str) -> None:
+    """Draw a line for each number of rows."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for rows in ROWS:
+        points = [(length, rates[rows, length]) for length in LENGTHS if (rows, length) in rates]
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"{rows} rows")
+    axes.set(xscale="log", xlabel="tokens of a row", ylabel="tokens/s", title=title)
+    axes.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
+def draw_clients(rows: list[tuple[int, float, float, float]], path: Path, title: str) -> None:
+    """Draw median and 99th percentile over the number of clients, and the rate beside them."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    counts = [row[0] for row in rows]
+    for place, name in ((2, "p50"), (3, "p99")):
+        axes.plot(counts, [1e3 * row[place] for row in rows], marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="clients, one call each in flight", ylabel="ms", title=title)
+    beside = axes.twinx()
+    beside.plot(counts, [row[1] for row in rows], marker="s", color="gray", label="texts/s")
+    beside.set(ylabel="texts/s", ylim=(0, None))
+    figure.legend(loc="upper left", bbox_to_anchor=(0.12, 0.88))
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
+def main() -> None:
+    """Measure both and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
+    parser.add_argument("--provider", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each number of clients")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent)
+    arguments = parser.parse_args()
+    folder = exported(arguments.artifact)
+    artifact, placement = open_artifact(folder), choose_placement(arguments.provider, arguments.precision)
+    title = f"{artifact.model_id.rpartition('/')[2]}, {placement.device}, {usable_cores()} cores"
+
+    session = Session(artifact, placement, threads=usable_cores())
+    rates = {
+        (rows, length): tokens_a_second(session, artifact, rows, length, arguments.seconds / 16)
+        for rows in ROWS
+        for length in LENGTHS
+        if rows * length <= _MOST_TOKENS and length <= artifact.max_tokens
+    }
+    draw_tokens(rates, arguments.output / "growth_tokens.png", title)
+    print("| rows \\ tokens | " + " | ".join(map(str, LENGTHS)) + " |")
+    print("|---" * (len(LENGTHS) + 1) + "|")
+    for rows in ROWS:
+        cells = [f"{rates[rows, length] / 1e3:.1f}k" if (rows, length) in rates else "" for length in LENGTHS]
+        print(f"| {rows} | " + " | ".join(cells) + " |")
+
+    words = [str(folder), "--provider", arguments.provider, "--precision", arguments.precision]
+    table = []
+    with running_server(*words) as (port, _):
+        asyncio.run(clients(port, 8, 2.0))  # warms up
+        for count in CLIENTS:
+            took = asyncio.run(clients(port, count, arguments.seconds))
+            middle, high = np.quantile(took, [0.5, 0.99])
+            table.append((count, len(took) / arguments.seconds, float(middle), float(high)))
+    draw_clients(table, arguments.output / "growth_clients.png", title)
+    print("\n| clients | texts/s | p50 ms | p99 ms |")
+    print("|---|---|---|---|")
+    for count, rate, middle, high in table:
+        print(f"| {count} | {rate:.0f} | {1e3 * middle:.1f} | {1e3 * high:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
