@@ -77,17 +77,6 @@ async def saturation(address: str, bodies: list[bytes], *, in_flight: int, secon
         return finished / (time.perf_counter() - started)
 
 
-async def latencies(address: str, body: bytes, count: int) -> list[float]:
-    """Send one request after another; gives the seconds of each."""
-    spent = []
-    async with Channels(address, 1) as (encode,):
-        for _ in range(count):
-            started = time.perf_counter()
-            await encode(body, timeout=60.0)
-            spent.append(time.perf_counter() - started)
-    return spent
-
-
 async def stream(address: str, bodies: list[bytes], *, in_flight: int, requests: int) -> float:
     """Measure requests a second on one EncodeStream with so many in flight.
 

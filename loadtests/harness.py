@@ -7,7 +7,6 @@ May import: texts, service.
 
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -108,8 +107,20 @@ def send(target: Target, in_flight: int, requests: int, body: Path, texts: int =
         body: A file with what is sent.
         texts: Texts in each request.
     """
+    return _h2load(target, in_flight, requests, body, texts)
+
+
+def spent(target: Target, requests: int, body: Path) -> list[float]:
+    """Send one request after another with h2load; gives the seconds of each."""
+    with tempfile.NamedTemporaryFile() as log:
+        _h2load(target, 1, requests, body, 1, f"--log-file={log.name}")
+        lines = Path(log.name).read_text("ascii").splitlines()
+    return [int(line.split()[2]) / 1e6 for line in lines]  # start, status, microseconds
+
+
+def _h2load(target: Target, in_flight: int, requests: int, body: Path, texts: int, *words: str) -> float:
     each = ["--h1", "-c", str(in_flight)] if target.http1 else ["-c", "1", "-m", str(in_flight)]
-    command = ["h2load", "-n", str(requests), *each, "-d", str(body)]
+    command = ["h2load", "-n", str(requests), *each, "-d", str(body), *words]
     for header in target.headers:
         command += ["-H", header]
     printed = subprocess.run([*command, target.url], check=True, capture_output=True, text=True).stdout
@@ -184,8 +195,3 @@ def vectors(port: int, texts: list[str]) -> NDArray[np.floating]:
     with Client(f"127.0.0.1:{port}") as client:
         answers = [client.encode(group).pooled for group in in_groups(texts, 32)]
     return np.concatenate([answer for answer in answers if answer is not None])
-
-
-def median_ms(seconds: list[float]) -> float:
-    """Give the median in milliseconds."""
-    return 1e3 * statistics.median(seconds)
