@@ -30,11 +30,12 @@ from contenders import (
     Effort,
     OurServer,
 )
-from harness import exported, running_server
-from peers import PEERS
+from harness import MODEL, exported, running_server
+from peers import PEERS, PeerFailed
 from service.artifact import Artifact, open_artifact
 from service.session import Placement, Session, choose_placement, usable_cores
-from texts import TEXT, request_bytes, short_texts
+from texts import TEXT, short_texts
+from wire import request_bytes
 
 # Name in the gate, and what the table calls it. Latency counts in seconds, the others in texts a second.
 MEASURES = {
@@ -94,15 +95,14 @@ def ratios(figures: Figures, others: list[str]) -> dict[str, float]:
 
 def table(figures: Figures, others: list[str], absent: list[str], times: dict[str, float]) -> str:
     """Write the table: a row for each measure, of each contender its figure and how many times as fast we are."""
-    columns = [*others, *(f"{name} (not installed)" for name in absent)]
-    lines = ["| measure | attencode | " + " | ".join(f"{name} | times" for name in columns) + " |"]
-    lines.append("|---" * (2 + 2 * len(columns)) + "|")
+    columns = "".join(f" {name} | times |" for name in (*others, *absent))
+    lines = [f"| measure | attencode |{columns}", "|---" * (2 + columns.count("|")) + "|"]
     for measure, title in MEASURES.items():
         cells = [title, _figure(measure, figures[measure, OurServer.name])]
         for other in others:
             theirs = _figure(measure, figures[COMPARED_WITH.get(measure, measure), other])
             cells += [theirs, f"{times[f'{measure} to {other}']:.2f}"]
-        cells += ["", ""] * len(absent)
+        cells += ["not installed", ""] * len(absent)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -143,7 +143,7 @@ def measure(arguments: argparse.Namespace, artifact: Artifact, placement: Placem
         server = OurServer(port, stack, artifact.pooled_size(artifact.pooling))
         contenders: list[Contender] = [server, BareSession(session, artifact)]
         for name in arguments.peers:
-            peer = stack.enter_context(PEERS[name]())
+            peer = stack.enter_context(PEERS[name](placement.provider))
             absent += [name] if peer is None else []
             contenders += [] if peer is None else [peer]
         check_vectors(contenders)
@@ -179,7 +179,12 @@ def main() -> None:
     arguments.artifact = exported(arguments.artifact)
     artifact = open_artifact(arguments.artifact)
     placement = choose_placement(arguments.provider, arguments.precision)
-    times = measure(arguments, artifact, placement)
+    if arguments.peers and artifact.model_id != MODEL:
+        sys.exit(f"the peers run {MODEL}; measure an artifact of that, not of {artifact.model_id}")
+    try:
+        times = measure(arguments, artifact, placement)
+    except PeerFailed as error:
+        sys.exit(str(error))
     if arguments.no_gate:
         return
     verdict = gate.judge(gate.read(), artifact.model_id, placement.device, times)

@@ -2,7 +2,7 @@
 
 They find out what a server can do at most; what callers wait for beyond that is `open_loop.py`'s.
 Messages are prepared bytes, so that the client encodes and decodes next to nothing.
-May import: service's pb, grpc.
+May import: wire, service's pb, grpc.
 """
 
 import asyncio
@@ -14,21 +14,12 @@ from typing import Any
 import grpc
 
 from service.pb import encoder_pb2 as pb
+from wire import CHANNEL_OPTIONS, ENCODE, ENCODE_STREAM, stream_item
 
 try:
     from uvloop import run as run_loop
 except ImportError:
     from asyncio import run as run_loop
-
-ENCODE = "/attencode.v1.Encoder/Encode"
-ENCODE_STREAM = "/attencode.v1.Encoder/EncodeStream"
-# No retries: each refusal shall be seen. A connection of its own for each channel, as callers have.
-OPTIONS = (
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
 
 
 class Channels:
@@ -41,7 +32,7 @@ class Channels:
 
     async def __aenter__(self) -> list[Any]:
         """Open the channels and wait until each is connected."""
-        self._channels = [grpc.aio.insecure_channel(self._address, options=OPTIONS) for _ in range(self._count)]
+        self._channels = [grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) for _ in range(self._count)]
         await asyncio.wait_for(asyncio.gather(*(channel.channel_ready() for channel in self._channels)), 10)
         return [channel.unary_unary(ENCODE) for channel in self._channels]
 
@@ -91,7 +82,7 @@ async def stream(address: str, bodies: list[bytes], *, in_flight: int, requests:
             await free.acquire()
             yield message
 
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         await asyncio.wait_for(channel.channel_ready(), 10)
         started = time.perf_counter()
         async for answer in channel.stream_stream(ENCODE_STREAM)(items()):
@@ -100,10 +91,3 @@ async def stream(address: str, bodies: list[bytes], *, in_flight: int, requests:
                 raise RuntimeError(f"item {message.id} failed: {message.error.message}")
             free.release()
         return requests / (time.perf_counter() - started)
-
-
-def stream_item(number: int, body: bytes) -> bytes:
-    """Give an EncodeStreamRequest around an EncodeRequest's bytes."""
-    message = pb.EncodeStreamRequest(id=number)
-    message.request.MergeFromString(body)
-    return bytes(message.SerializeToString())

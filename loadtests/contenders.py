@@ -2,7 +2,7 @@
 
 Load on a server comes from h2load, a request with one body again and again; for bulk several at once,
 each with a body of its own.
-May import: harness, closed_loop, texts, service.
+May import: harness, closed_loop, texts, wire, service.
 """
 
 import statistics
@@ -21,7 +21,8 @@ import harness
 from harness import Target, send, spent
 from service.artifact import Artifact
 from service.session import Session
-from texts import TEXT, bulk_texts, in_groups, request_bytes
+from texts import TEXT, bulk_texts, in_groups
+from wire import request_bytes
 
 SINGLE_IN_FLIGHT = 64
 BULK_TEXTS = 32  # in one request

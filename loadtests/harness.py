@@ -2,7 +2,7 @@
 
 h2load (Debian's nghttp2-client) speaks gRPC's unary calls and costs next to nothing itself. It takes any
 answer for a success, whatever its gRPC status, so `load` also counts the bytes that came.
-May import: texts, service.
+May import: texts, wire, service.
 """
 
 import re
@@ -25,7 +25,8 @@ from service.client import Client
 from service.request import encode_request
 from service.session import Session
 from service.tokenization import TextTokenizer
-from texts import TEXT, TOKENS, in_groups, request_bytes
+from texts import TEXT, TOKENS, in_groups
+from wire import ENCODE, request_bytes
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 GRPC = ("content-type: application/grpc", "te: trailers")
@@ -94,7 +95,7 @@ class Target:
 
 def encoder(port: int, least_bytes: int = 0) -> Target:
     """Give the Encode method of a server on this machine."""
-    return Target(f"http://127.0.0.1:{port}/attencode.v1.Encoder/Encode", GRPC, least_bytes=least_bytes)
+    return Target(f"http://127.0.0.1:{port}{ENCODE}", GRPC, least_bytes=least_bytes)
 
 
 def send(target: Target, in_flight: int, requests: int, body: Path, texts: int = 1) -> float:

@@ -8,7 +8,7 @@
 `LOAD_SHAPE` is step, spike or soak; -u is then the most callers there are, -t how long it all takes. Each
 caller has a connection of its own, sends bytes that are prepared beforehand and repeats nothing that failed.
 Statistics are by method and kind of request; a failure is named by its gRPC status. Callers are a closed loop:
-a slow server gets less load; `open_loop.py` offers a rate whatever happens. May import: texts, service's pb, grpc.
+a slow server gets less load; `open_loop.py` offers a rate whatever happens. May import: texts, wire, service's pb.
 """
 
 import os
@@ -25,16 +25,9 @@ from gevent.lock import Semaphore
 from locust import LoadTestShape, User, events, task
 
 from service.pb import encoder_pb2 as pb
-from texts import TEXT, bulk_texts, in_groups, mixed_texts, request_bytes, short_texts
+from texts import TEXT, bulk_texts, in_groups, mixed_texts, short_texts
+from wire import CHANNEL_OPTIONS, ENCODE, ENCODE_STREAM, request_bytes, stream_item
 
-ENCODE = "/attencode.v1.Encoder/Encode"
-ENCODE_STREAM = "/attencode.v1.Encoder/EncodeStream"
-OPTIONS = (
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
 SINGLES = [request_bytes([text]) for text in (TEXT, *short_texts(255))]
 BULKS = [request_bytes(group) for group in in_groups(bulk_texts(32 * 32), 32)]
 ATTENTIONS = [request_bytes([text], attention=[-1]) for text in short_texts(64, seed=1)]
@@ -74,7 +67,7 @@ class Caller(User):
     def on_start(self) -> None:
         """Connect."""
         self._options = self.environment.parsed_options
-        self._channel = grpc.insecure_channel(self.host.removeprefix("http://"), options=OPTIONS)
+        self._channel = grpc.insecure_channel(self.host.removeprefix("http://"), options=CHANNEL_OPTIONS)
         self._encode = self._channel.unary_unary(ENCODE)
         self._draw = random.Random(next(self._numbers))
 
@@ -182,10 +175,9 @@ class Stream(Caller):
     def _items(self, sent: dict[int, float], free: Semaphore) -> Iterator[bytes]:
         for number in range(STREAM_ITEMS):
             free.acquire()
-            message = pb.EncodeStreamRequest(id=number)
-            message.request.MergeFromString(self._draw.choice(SINGLES))
+            item = stream_item(number, self._draw.choice(SINGLES))
             sent[number] = time.perf_counter()
-            yield message.SerializeToString()
+            yield item
 
 
 def _code(number: int) -> grpc.StatusCode:

@@ -7,7 +7,7 @@ Arrivals are a Poisson process, drawn with a seed. A request's latency counts fr
 have been sent: a client that falls behind, or a server that makes it wait, cannot hide that (the omission of
 just the slow ones that closed loops are guilty of). How late the client itself was is printed too: where that
 is no longer small beside the latencies, the client is the limit. Prints one table in Markdown.
-May import: texts, closed_loop, grpc, numpy.
+May import: texts, wire, closed_loop, grpc, numpy.
 """
 
 import argparse
@@ -23,7 +23,8 @@ import grpc
 import numpy as np
 
 from closed_loop import Channels, run, saturation
-from texts import TEXT, bulk_texts, in_groups, mixed_texts, request_bytes
+from texts import TEXT, bulk_texts, in_groups, mixed_texts
+from wire import request_bytes
 
 SWEEP = (0.5, 0.8, 1.0, 1.5, 2.0)
 REFUSED = "RESOURCE_EXHAUSTED"

@@ -1,6 +1,6 @@
 """sentence-transformers in a loop: the child process that `peers.py` runs in that peer's own environment.
 
-    python loadtests/peer_loop.py MODEL_FOLDER
+    python loadtests/peer_loop.py MODEL_FOLDER cpu|cuda
 
 Reads one JSON object a line, {"groups": [[text, ...], ...], "times": 1, "vectors": false}: calls `encode` with
 each group, the whole list so many times, and writes {"seconds": [...]} with the seconds of each call, and the
@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 def main() -> None:
     """Answer until the input ends."""
-    model = SentenceTransformer(sys.argv[1], device="cpu")
+    model = SentenceTransformer(sys.argv[1], device=sys.argv[2])
     answers, sys.stdout = sys.stdout, sys.stderr  # nothing but answers may come in between
     for line in sys.stdin:
         order = json.loads(line)

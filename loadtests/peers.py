@@ -6,8 +6,8 @@
 * sentence-transformers: `encode` called in a loop, no server at all.
 * Infinity (infinity-emb): its HTTP server with the torch engine, asked by h2load over HTTP/1.1.
 
-Both run float32 on the CPU with the very checkpoint that the artifact comes from. A peer that is not
-installed is said to be so, and has no numbers. May import: contenders, harness, texts, model.hub.
+Both run float32 on the server's kind of device with the very checkpoint that the artifact comes from. A peer that
+is not installed is said to be so, and has no numbers. May import: contenders, harness, texts, model.hub.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,8 @@ PINS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 READY_S = 120.0
-QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+DIM = 384  # of MODEL's vectors
+QUIET = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class PeerFailed(Exception):
@@ -65,19 +67,18 @@ def executable(peer: str, command: str) -> Path | None:
     return path if (ENVIRONMENTS / peer / ".installed").is_file() and path.is_file() else None
 
 
-def install(peer: str) -> None:
-    """Make a peer's environment anew.
-
-    Raises:
-        subprocess.CalledProcessError: pip failed; what it said is on stderr.
-    """
+def installed(peer: str) -> bool:
+    """Make a peer's environment anew; False if pip could not, and said why on stderr."""
     folder = ENVIRONMENTS / peer
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     for words in ((TORCH,), (TORCH, *PINS[peer])):
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *words], check=True)
+        if subprocess.run([*pip, *words], check=False).returncode:
+            print(f"{peer} could not be installed", file=sys.stderr)
+            return False
     (folder / ".installed").write_text("\n".join((TORCH, *PINS[peer])) + "\n", "utf-8")
+    return True
 
 
 class SentenceTransformers:
@@ -130,11 +131,11 @@ class Infinity:
 
     name = "infinity"
 
-    def __init__(self, port: int, stack: ExitStack, dim: int) -> None:
-        """Write the requests to files, which live as long as the stack; `dim` is a vector's width."""
+    def __init__(self, port: int, stack: ExitStack) -> None:
+        """Write the requests to files, which live as long as the stack."""
         self._url = f"http://127.0.0.1:{port}/embeddings"
         # JSON: no number of a vector is shorter than five characters with its comma, but for rare zeros.
-        self._target = Target(self._url, ("content-type: application/json",), http1=True, least_bytes=5 * dim)
+        self._target = Target(self._url, ("content-type: application/json",), http1=True, least_bytes=5 * DIM)
         self._single = stack.enter_context(body_file(self._body([TEXT])))
         self._bulks = [stack.enter_context(body_file(self._body(group))) for group in bulk_groups()]
 
@@ -163,14 +164,14 @@ class Infinity:
 
 
 @contextmanager
-def sentence_transformers() -> Iterator[Contender | None]:
-    """Start the loop; None if it is not installed."""
+def sentence_transformers(provider: str = "cpu") -> Iterator[Contender | None]:
+    """Start the loop on the server's kind of device; None if it is not installed."""
     python = executable("sentence-transformers", "python")
     if python is None:
         yield None
         return
     loop = str(Path(__file__).with_name("peer_loop.py"))
-    command = [str(python), loop, str(locate(MODEL).folder)]
+    command = [str(python), loop, str(locate(MODEL).folder), _device(provider)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen(command, text=True, env=_environment(), **pipes)  # type: ignore[call-overload]
     try:
@@ -181,8 +182,8 @@ def sentence_transformers() -> Iterator[Contender | None]:
 
 
 @contextmanager
-def infinity(dim: int = 384) -> Iterator[Contender | None]:
-    """Start the server and wait until it answers; None if it is not installed.
+def infinity(provider: str = "cpu") -> Iterator[Contender | None]:
+    """Start the server on our server's kind of device and wait until it answers; None if it is not installed.
 
     Raises:
         PeerFailed: It ended, or was not ready in time.
@@ -195,13 +196,27 @@ def infinity(dim: int = 384) -> Iterator[Contender | None]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [str(command), "v2", "--model-id", str(locate(MODEL).folder), "--served-model-name", "peer"]
-    words += ["--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer", "--no-compile"]
+    words += [
+        "--engine",
+        "torch",
+        "--device",
+        _device(provider),
+        "--dtype",
+        "float32",
+        "--no-bettertransformer",
+        "--no-compile",
+    ]
     words += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
     with ExitStack() as stack:
         process = subprocess.Popen(words, stdout=sys.stderr, env=_environment())
         stack.callback(_end, process)
         _wait_until_ready(process, f"http://127.0.0.1:{port}/health")
-        yield Infinity(port, stack, dim)
+        yield Infinity(port, stack)
+
+
+def _device(provider: str) -> str:
+    """Name in torch's words what our server's provider computes on."""
+    return "cuda" if provider == "cuda" else "cpu"
 
 
 def _environment() -> dict[str, str]:
@@ -222,7 +237,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     raise PeerFailed(f"infinity was not ready within {READY_S:.0f} s")
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     try:
         process.wait(timeout=30)
@@ -243,10 +258,11 @@ def main() -> None:
     if unknown := set(arguments.peers) - set(PEERS):
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(PEERS)}")
     effort = Effort().times(0.05)
+    failures = 0
     for name in arguments.peers:
         if arguments.action == "install":
             print(f"installing {name}: {' '.join((TORCH, *PINS[name]))}", flush=True)
-            install(name)
+            failures += not installed(name)
             continue
         with PEERS[name]() as peer:
             if peer is None:
@@ -254,6 +270,7 @@ def main() -> None:
                 continue
             figures = f"{peer.single(effort):.0f} single texts/s, {1e3 * peer.latency(effort):.1f} ms one at a time"
             print(f"{name}: {figures}, {peer.bulk(effort):.0f} bulk texts/s, {peer.vectors([TEXT]).shape}", flush=True)
+    sys.exit(bool(failures))
 
 
 if __name__ == "__main__":

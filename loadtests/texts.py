@@ -1,13 +1,10 @@
-"""Texts: what every load test sends, the same at each run, and requests of them as bytes.
+"""Texts: what every load test sends, the same at each run.
 
 Each text is drawn from ordinary English words with a seed, so that a word is about one wordpiece in the
-vocabularies of BERT's family. May import: service's request and codec.
+vocabularies of BERT's family. Imports nothing of the project.
 """
 
 import random
-
-from service.codec import encode_encode_request
-from service.request import encode_request
 
 TEXT = "the old man sat by the river and watched the boats"  # 11 words
 TOKENS = 13  # of TEXT in BERT's uncased vocabulary, special tokens included
@@ -58,8 +55,3 @@ def mixed_texts(count: int, seed: int = 0) -> list[str]:
 def in_groups(texts: list[str], size: int) -> list[list[str]]:
     """Cut texts into the inputs of one request each."""
     return [texts[start : start + size] for start in range(0, len(texts), size)]
-
-
-def request_bytes(texts: list[str], **options: object) -> bytes:
-    """Give an EncodeRequest of these texts as it travels; the options are those of `encode_request`."""
-    return bytes(encode_encode_request(encode_request(texts, **options)).SerializeToString())  # type: ignore[arg-type]
