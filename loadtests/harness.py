@@ -36,17 +36,17 @@ GRPC = ("content-type: application/grpc", "te: trailers")
 def running_server(*words: str) -> Iterator[tuple[int, int]]:
     """Start `attencode serve` with these words and give its port and process id; it is drained in the end."""
     command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "none"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        print(line.strip(), file=sys.stderr)
-        match = re.search(r":(\d+), ", line)
-        if match is None:
-            sys.exit("the server did not start")
-        yield int(match[1]), process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+            print(line.strip(), file=sys.stderr)
+            match = re.search(r":(\d+), ", line)
+            if match is None:
+                sys.exit("the server did not start")
+            yield int(match[1]), process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
 
 
 def exported(artifact: Path | None) -> Path:

@@ -62,6 +62,7 @@ class Caller(User):
     """What all callers have: a connection, a pause between requests, and a seed."""
 
     abstract = True
+    host = "127.0.0.1:50051"  # unless --host says otherwise
     _numbers = count()
 
     def on_start(self) -> None:

@@ -173,12 +173,11 @@ def sentence_transformers(provider: str = "cpu") -> Iterator[Contender | None]:
     loop = str(Path(__file__).with_name("peer_loop.py"))
     command = [str(python), loop, str(locate(MODEL).folder), _device(provider)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, env=_environment(), **pipes)  # type: ignore[call-overload]
-    try:
-        yield SentenceTransformers(process)
-    finally:
-        process.stdin.close()
-        _end(process)
+    with subprocess.Popen(command, text=True, env=_environment(), **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield SentenceTransformers(process)
+        finally:
+            _end(process)
 
 
 @contextmanager
