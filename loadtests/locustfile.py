@@ -209,7 +209,7 @@ if SHAPE and SHAPE not in SHAPES:
 class Shape(LoadTestShape):
     """The shape that `LOAD_SHAPE` names, over the time of -t, up to the callers of -u."""
 
-    abstract = not SHAPE  # locust then has no shape at all, and -u, -r and -t mean what they always do
+    abstract = not SHAPE  # without one, -u, -r and -t mean what they always do
     use_common_options = True
 
     def tick(self) -> tuple[int, float] | None:
@@ -219,4 +219,4 @@ class Shape(LoadTestShape):
         share = self.get_run_time() / seconds
         if share >= 1:
             return None
-        return max(1, round(most * SHAPES[SHAPE](share))), options.spawn_rate or most
+        return max(1, round(most * SHAPES[SHAPE](share))), float(most)  # all at once: a spike is none at one a second

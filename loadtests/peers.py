@@ -194,18 +194,11 @@ def infinity(provider: str = "cpu") -> Iterator[Contender | None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [str(command), "v2", "--model-id", str(locate(MODEL).folder), "--served-model-name", "peer"]
-    words += [
-        "--engine",
-        "torch",
-        "--device",
-        _device(provider),
-        "--dtype",
-        "float32",
-        "--no-bettertransformer",
-        "--no-compile",
-    ]
-    words += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+    model = ["--model-id", str(locate(MODEL).folder), "--served-model-name", "peer"]
+    engine = ["--engine", "torch", "--device", _device(provider), "--dtype", "float32"]
+    engine += ["--no-bettertransformer", "--no-compile"]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+    words = [str(command), "v2", *model, *engine, *place]
     with ExitStack() as stack:
         process = subprocess.Popen(words, stdout=sys.stderr, env=_environment())
         stack.callback(_end, process)
