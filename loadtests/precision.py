@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from bench import exported
+from harness import exported
 from numpy.typing import NDArray
 
 from service.artifact import Artifact, open_artifact

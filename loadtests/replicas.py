@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import TEXT, exported, latencies, load, message_file, running_server
+from harness import exported, latencies, load, message_file, running_server
+from texts import TEXT
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 

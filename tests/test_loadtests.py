@@ -1,0 +1,117 @@
+"""The load tests' own machinery: what they send, when, what they count, and what they refuse. No speed is asserted."""
+
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def loadtests_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `loadtests/` be imported as its scripts import one another."""
+    monkeypatch.syspath_prepend(str(ROOT / "loadtests"))
+
+
+def test_texts_are_the_same_at_each_run() -> None:
+    """A seed gives the same texts, another seed others, and bulk texts have 8 to 120 words."""
+    import texts
+
+    assert texts.bulk_texts(50) == texts.bulk_texts(50) != texts.bulk_texts(50, seed=1)
+    assert texts.mixed_texts(50) == texts.mixed_texts(50)
+    lengths = [len(text.split()) for text in texts.bulk_texts(2000)]
+    assert (min(lengths), max(lengths)) == (8, 120)
+
+
+def test_words_are_ordinary_wordpieces(minilm: Path) -> None:
+    """A word is 1.0 to 1.3 tokens, so words stand for tokens, and TEXT has the tokens that it is said to have."""
+    import texts
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(minilm / "tokenizer.json"))
+    tokenizer.no_padding()
+    assert len(tokenizer.encode(texts.TEXT).ids) == texts.TOKENS
+    trace = texts.bulk_texts(100) + texts.mixed_texts(100)
+    tokens = sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in trace if len(text.split()) < 100)
+    words = sum(len(text.split()) for text in trace if len(text.split()) < 100)
+    assert 1.0 <= tokens / words <= 1.3
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    """Gaps average to the rate, vary as much as they average, and are those of the seed."""
+    import open_loop
+
+    moments = open_loop.arrivals(100.0, 100.0, seed=0)
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    spread = mean((gap - mean(gaps)) ** 2 for gap in gaps) ** 0.5
+    assert mean(gaps) == pytest.approx(0.01, rel=0.05)
+    assert spread == pytest.approx(mean(gaps), rel=0.1)
+    assert moments == open_loop.arrivals(100.0, 100.0, seed=0) != open_loop.arrivals(100.0, 100.0, seed=1)
+
+
+@pytest.mark.slow
+def test_loops_count_every_outcome(tiny_artifact: Path) -> None:
+    """Answers, refusals and errors are told apart, and together they are what was offered."""
+    import closed_loop
+    import open_loop
+    from harness import running_server
+    from wire import request_bytes
+
+    # The queue is held for a while, so that it fills at any machine's speed.
+    flags = ("--provider", "cpu", "--precision", "float32", "--max-queue-size", "8", "--max-queue-delay-ms", "300")
+    good, damaged = request_bytes(["abc"]), b"\xff"
+    with running_server(str(tiny_artifact), *flags) as (port, _):
+        address = f"127.0.0.1:{port}"
+        outcome = closed_loop.run(open_loop.offer(address, [good, damaged], 200.0, seconds=1.0, channels=2))
+        streamed = closed_loop.run(closed_loop.stream(address, [good], in_flight=4, requests=8))
+    assert outcome.statuses.keys() == {"OK", "RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"}
+    assert outcome.statuses.total() == len(outcome.late_s) == round(outcome.offered)
+    assert len(outcome.answered_s) == outcome.statuses["OK"]
+    assert len(outcome.refused_s) == outcome.statuses["RESOURCE_EXHAUSTED"]
+    assert len(outcome.row().split("|")) == len(open_loop.HEADER.split("|"))
+    assert f"{outcome.statuses['INVALID_ARGUMENT']} INVALID_ARGUMENT" in outcome.row()
+    assert streamed > 0
+
+
+def test_gate_names_what_fell() -> None:
+    """A ratio below its floor fails, one at it holds, one that was not measured is noted, NaN fails."""
+    import gate
+
+    floors = gate.Gate("a/model", {"cpu float32": {"single to infinity": 1.5, "bulk to infinity": 1.0, "x to y": 1.0}})
+    measured = {"single to infinity": 1.49, "bulk to infinity": 1.0, "latency to infinity": 0.1}
+    verdict = gate.judge(floors, "a/model", "cpu float32", measured)
+    assert verdict.fallen == ["single to infinity is 1.49, below the 1.50 that gate.json asks for on cpu float32"]
+    assert verdict.notes[0].endswith(": x to y")
+    assert gate.judge(floors, "a/model", "cpu float32", {"x to y": float("nan")}).fallen
+    assert not gate.judge(floors, "a/model", "cuda float32", measured).fallen
+    assert not gate.judge(floors, "another", "cpu float32", measured).fallen
+
+
+def test_gate_names_ratios_that_the_bench_measures() -> None:
+    """Every name in gate.json is one that a run with all peers gives, so none is passed over for ever."""
+    import bench
+    import gate
+    from peers import PEERS
+
+    others = ["bare session", *PEERS]
+    figures = {(measure, name): [1.0] for measure in bench.MEASURES for name in (bench.OurServer.name, *others)}
+    known = bench.ratios(figures, others).keys() | {"overload"}
+    for floors in gate.read().floors.values():
+        assert floors.keys() <= known
+
+
+def test_peers_that_are_not_installed_have_no_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A peer without an environment is None, and its cells in the table say so."""
+    import bench
+    import peers
+
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+    for start in peers.PEERS.values():
+        with start() as peer:
+            assert peer is None
+    figures = {(measure, name): [1.0] for measure in bench.MEASURES for name in ("attencode", "bare session")}
+    written = bench.table(figures, ["bare session"], ["infinity"], bench.ratios(figures, ["bare session"]))
+    assert written.count("not installed") == len(bench.MEASURES)
+    assert len({line.count("|") for line in written.splitlines()}) == 1
