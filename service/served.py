@@ -61,6 +61,7 @@ class ServedModel:
             max_batch_size=config.max_batch_size,
             max_queue_delay_ms=config.max_queue_delay_ms,
             pad_to_multiple_of=config.pad_to_multiple_of,
+            few_shapes=placement.provider == "openvino",
             max_length=artifact.max_tokens,
         )
         self.engine = Engine(
