@@ -90,6 +90,7 @@ class Caller:
         requests: Token counts of each request's texts.
         in_flight: Requests that it keeps unanswered; the next comes when one is answered.
         times_s: When each request comes instead, whatever is unanswered.
+        pause_s: Between an answer and the next request.
         probe: Whether it goes on only while the others do, and is reported apart.
     """
 
@@ -97,6 +98,7 @@ class Caller:
     requests: Iterator[list[int]]
     in_flight: int = 1
     times_s: list[float] | None = None
+    pause_s: float = TURNAROUND_S
     probe: bool = False
 
 
@@ -193,7 +195,7 @@ class Simulation:
                 caller = request.caller
                 self.outcome.latencies.append((now, now - request.came_s, caller.probe))
                 if caller.times_s is None:
-                    self._at(now + TURNAROUND_S, lambda then, caller=caller: self._arrive(caller, then))
+                    self._at(now + caller.pause_s, lambda then, caller=caller: self._arrive(caller, then))
 
 
 @dataclass
@@ -257,11 +259,11 @@ def bulk(callers: int, size: int, in_flight: int, total: int = 10_000) -> list[C
     return [Caller(f"b{n}", texts("mixed", each, size, n), in_flight) for n in range(callers)]
 
 
-def small(requests: int = 10**6) -> list[Caller]:
+def small(requests: int = 10**6, pause_s: float = TURNAROUND_S) -> list[Caller]:
     """Eight clients that ask for one short text after another."""
     draws = [random.Random(number) for number in range(8)]
     endless = [([LENGTHS["queries"](draw)] for _ in range(requests)) for draw in draws]
-    return [Caller(f"s{n}", own, probe=requests >= 10**6) for n, own in enumerate(endless)]
+    return [Caller(f"s{n}", own, pause_s=pause_s, probe=requests >= 10**6) for n, own in enumerate(endless)]
 
 
 def scenarios(device: Device) -> dict[str, list[Caller]]:
@@ -280,6 +282,8 @@ def scenarios(device: Device) -> dict[str, list[Caller]]:
     found["8 small, bulk of 8 x 32"] = small() + bulk(1, 32, 8)
     found["8 small, bulk of 1 x 1,000"] = small() + bulk(1, 1000, 1)
     found["8 small, bulk of 10,000 at once"] = small() + bulk(1, 10_000, 1)
+    found["8 small with pauses of 20 ms alone"] = small(1000, 0.02)
+    found["8 small with pauses, bulk of 8 x 32"] = small(pause_s=0.02) + bulk(1, 32, 8)
     return found
 
 
@@ -293,6 +297,7 @@ def row(name: str, outcome: Outcome, device: Device) -> str:
         f"{tokens / outcome.end_s / 1000:.1f}k",
         f"{100 * outcome.busy_s / outcome.end_s:.0f} %",
         f"{100 * (1 - tokens / outcome.padded):.1f} %",
+        f"{100 * sum(n for who, n in outcome.tokens_of.items() if who[0] == 'b') / tokens:.0f} %",
         f"{outcome.latency_ms(50, probe=probe):.1f}",
         f"{outcome.latency_ms(99, probe=probe):.1f}",
         f"{rows / outcome.batches:.1f}",
@@ -303,7 +308,35 @@ def row(name: str, outcome: Outcome, device: Device) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-HEAD = "| trace | texts/s | tokens/s | busy | padding | p50 ms | p99 ms | rows | tokens | of best | plan us/text |"
+HEAD = "| trace | texts/s | tokens/s | busy | padding | of bulk | p50 ms | p99 ms | rows | tokens | of best | plan us |"
+
+
+def draw_curves(file: Path, device: Device) -> None:
+    """Draw packing and padding over the texts in flight, and small callers' latencies beside a bulk client."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, (packing, padding, fairness) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    flights = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    for kind in LENGTHS:
+        outcomes = [Simulation(closed(kind, callers), device).run() for callers in flights]
+        best = [100 * offline_s(outcome.lengths, device) / outcome.busy_s for outcome in outcomes]
+        packing.plot(flights, best, marker="o", label=kind)
+        waste = [100 * (1 - sum(outcome.lengths) / outcome.padded) for outcome in outcomes]
+        padding.plot(flights, waste, marker="o", label=kind)
+    for axes, title in ((packing, "speed, % of the best packing"), (padding, "pad tokens, %")):
+        axes.set(title=title, xlabel="single texts in flight", xscale="log", ylim=(0, None))
+        axes.legend()
+    for name, callers in (("8 small alone", small(1000)), ("and a bulk client", small() + bulk(1, 32, 8))):
+        outcome = Simulation(callers, device).run()
+        alone = all(not probe for *_, probe in outcome.latencies)
+        latencies = sorted(1e3 * latency for _, latency, probe in outcome.latencies if probe or alone)
+        fairness.plot(latencies, 100 * np.arange(len(latencies)) / len(latencies), label=name)
+    fairness.set(title="small callers answered within, %", xlabel="ms", xlim=(0, None), ylim=(0, 100))
+    fairness.legend()
+    figure.savefig(file, dpi=80)
 
 
 def measure(artifact: Path, provider: str) -> Device:
@@ -343,10 +376,12 @@ def main() -> None:
         device = measure(arguments.artifact, arguments.provider)
     print(f"batch {1e3 * device.batch_s:.2f} ms, token {1e6 * device.token_s:.1f} us, ", end="")
     print(f"pair {1e9 * device.pair_s:.1f} ns, first run +{100 * device.first_share:.0f} %\n")
-    print(HEAD + "\n" + "|---" * HEAD.count(" | ") + "|---|")
+    print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|")
     for name, callers in scenarios(device).items():
         if arguments.only in name:
             print(row(name, Simulation(callers, device).run(), device), flush=True)
+    if arguments.plot:
+        draw_curves(arguments.plot, device)
 
 
 if __name__ == "__main__":
