@@ -1,6 +1,6 @@
 """Simulate the batching policy in virtual time: how near it is to the best packing, and how fair.
 
-    python loadtests/simulate.py [--measure --artifact FOLDER] [--only WORD] [--plot loadtests/batching.png]
+    python loadtests/simulate.py [--measure --artifact FOLDER] [--only WORD] [--limits NAME=NUMBER] [--plot FILE.png]
 
 The real queue and policy (`service.batching`) run against a device that is a formula: seconds of a batch = a fixed
 part + a part for each token, padding included + a part for each pair of tokens of a row, and a quarter more for a
@@ -18,7 +18,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from pathlib import Path
 
@@ -367,6 +367,7 @@ def main() -> None:
     parser.add_argument("--artifact", type=Path)
     parser.add_argument("--provider", default="auto")
     parser.add_argument("--only", default="", help="traces that have this in their name")
+    parser.add_argument("--limits", nargs="*", default=[], metavar="NAME=NUMBER", help="other limits")
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
     device = Device()
@@ -374,12 +375,14 @@ def main() -> None:
         if arguments.artifact is None:
             sys.exit("--measure wants --artifact FOLDER")
         device = measure(arguments.artifact, arguments.provider)
+    changed = {name: float(number) for name, _, number in (words.partition("=") for words in arguments.limits)}
+    limits = replace(LIMITS, **{name: int(n) if n.is_integer() else n for name, n in changed.items()})
     print(f"batch {1e3 * device.batch_s:.2f} ms, token {1e6 * device.token_s:.1f} us, ", end="")
     print(f"pair {1e9 * device.pair_s:.1f} ns, first run +{100 * device.first_share:.0f} %\n")
     print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|")
     for name, callers in scenarios(device).items():
         if arguments.only in name:
-            print(row(name, Simulation(callers, device).run(), device), flush=True)
+            print(row(name, Simulation(callers, device, limits).run(), device), flush=True)
     if arguments.plot:
         draw_curves(arguments.plot, device)
 
