@@ -340,7 +340,7 @@ def draw_curves(file: Path, device: Device) -> None:
 
 
 def measure(artifact: Path, provider: str) -> Device:
-    """Fit the constants to the bare session, in medians of 9 runs a shape."""
+    """Fit the constants to the bare session's fastest of 20 runs a shape: others may be at work on the machine."""
     from service.artifact import open_artifact
     from service.session import Session, choose_placement, usable_cores
 
@@ -349,13 +349,13 @@ def measure(artifact: Path, provider: str) -> Device:
     for rows, length in MEASURED_SHAPES:
         batch = session.trial(rows, length)
         times = []
-        for _ in range(10):
+        for _ in range(21):
             started = time.perf_counter()
             session.run(batch)
             times.append(time.perf_counter() - started)
-        median = float(np.median(times[1:]))
-        parts.append(np.array([1, rows * length, rows * length**2]) / median)  # relative errors count alike
-        firsts.append(times[0] / median - 1)
+        fastest = min(times[1:])
+        parts.append(np.array([1, rows * length, rows * length**2]) / fastest)  # relative errors count alike
+        firsts.append(times[0] / fastest - 1)
     batch_s, token_s, pair_s = np.linalg.lstsq(np.array(parts), np.ones(len(parts)), rcond=None)[0]
     return Device(max(batch_s, 0.0), token_s, max(pair_s, 0.0), max(float(np.median(firsts)), 0.0))
 

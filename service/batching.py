@@ -38,13 +38,13 @@ class BatchLimits:
         max_batch_tokens: Rows times padded length. A longer sequence still runs, alone.
         max_batch_size: Rows.
         max_queue_delay_ms: How long the oldest sequence waits for company while a runner is free. In none of the
-            simulated traces did 1, 2 or 5 ms make anything faster: company gathers while a batch runs.
+            traces tried did 1, 2 or 5 ms make anything faster: company gathers while a batch runs.
         max_padding: Pad tokens that rows of unequal length may cost a batch, as a share of `max_batch_tokens`. The
             default is what starting a batch costs: 16 of 512 tokens, as 0.44 ms are to 28 us a token on two cores.
-            Half of it costs 2 % of the speed, twice as much wastes more than 5 % of 32 mixed texts in flight.
+            Half of it costs mixed texts 1 to 2 % of their speed, and twice as much wastes 5.7 % of 32 in flight.
         pad_to_multiple_of: Padded lengths are multiples of this, but not above `max_length`.
         few_shapes: Round padded lengths from 32 up to one of 16 for each doubling; for devices that compile each
-            shape. Where a first run takes 24 % longer, mixed texts gain 6 to 8 % for 1.5 % more padding.
+            shape. Where a first run takes 24 % longer, mixed texts gain 6 to 9 % for 1.5 % more padding.
         max_length: Longest sequence that the model has positions for.
     """
 
@@ -214,7 +214,8 @@ def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | f
     """Choose the next batch for a free runner.
 
     Each turn costs at least a batch's own cost, and nobody is more than a full batch ahead of another; so among n
-    callers everyone has a row in one of the next n * (2 + 1 / max_padding) batches, most of them far sooner.
+    callers everyone has a row in one of the next n * (2 + 1 / max_padding) batches, most of them far sooner. Only
+    beside sequences that are longer than a batch may be it can be more.
 
     Args:
         waiting: The queue; it is not changed.
