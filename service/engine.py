@@ -127,7 +127,12 @@ class Engine:
         await self._runner.stop()
 
     async def submit(
-        self, sequences: SequenceOf[Sequence], outputs: frozenset[str], graph: Graph, deadline_s: float | None
+        self,
+        sequences: SequenceOf[Sequence],
+        outputs: frozenset[str],
+        graph: Graph,
+        deadline_s: float | None,
+        origin: str = "",
     ) -> Encoded:
         """Run a request's sequences and give their rows back.
 
@@ -136,6 +141,7 @@ class Engine:
             outputs: Names of graph outputs, at least one.
             graph: The graph that has them.
             deadline_s: On the clock of `time.monotonic`; None for none.
+            origin: Who asks; callers take turns.
 
         Raises:
             Unavailable: The engine is not started, or is stopping.
@@ -151,7 +157,7 @@ class Engine:
             number = next(self._numbers)
             job.numbers.append(number)
             self._jobs[number] = (job, place)
-            self._waiting.add(Waiting(number, sequence.length, graph, now))
+            self._waiting.add(Waiting(number, sequence.length, graph, now, origin))
         self._submitted += 1
         self._schedule_pump()
         try:
@@ -236,12 +242,10 @@ class Engine:
         return time.monotonic() - oldest.arrived_s < _COMPANY_S
 
     def _take(self, planned: BatchPlan) -> tuple[list[tuple[_Job, int]], float]:
-        """Move a batch from the queue to the runner; gives its rows and how long the oldest waited."""
+        """Move a batch from the queue to the runner; gives its rows and how long its oldest waited."""
         self._running += 1
-        oldest = self._waiting.oldest()
-        waited_s = time.monotonic() - oldest.arrived_s if oldest else 0.0
-        for number in planned.numbers:
-            self._waiting.remove(number)
+        items = self._waiting.take(planned, self._limits)
+        waited_s = time.monotonic() - min(item.arrived_s for item in items)
         return [self._jobs.pop(number) for number in planned.numbers], waited_s
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:

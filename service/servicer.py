@@ -63,10 +63,11 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request with its times, on the clock of `time.monotonic`."""
+    """One request with its times, on the clock of `time.monotonic`, and the address that it came from."""
 
     message: pb.EncodeRequest
     request: EncodeRequest
+    origin: str
     deadline_s: float | None
     started: float
 
@@ -91,28 +92,28 @@ class EncoderServicer:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
-        self, method: str, answer: Callable[[bytes, float | None], Awaitable[bytes]]
+        self, method: str, answer: Callable[[bytes, Context], Awaitable[bytes]]
     ) -> Callable[[bytes, Context], Awaitable[bytes]]:
         """Wrap a method: time it, count it, and turn its errors into statuses."""
 
         async def handle(data: bytes, context: Context) -> bytes:
             try:
-                return await _counted(method, answer(data, _deadline_s(context)))
+                return await _counted(method, answer(data, context))
             except AttencodeError as error:
                 await _abort(context, error)
                 raise
 
         return handle
 
-    async def _encode(self, data: bytes, deadline_s: float | None) -> bytes:
+    async def _encode(self, data: bytes, context: Context) -> bytes:
         started = time.monotonic()
         message = codec.parse(pb.EncodeRequest, data)
-        return await self._encode_message(message, deadline_s, started, self._serialize)
+        return await self._encode_message(message, context, started, self._serialize)
 
     async def _encode_message(
         self,
         message: pb.EncodeRequest,
-        deadline_s: float | None,
+        context: Context,
         started: float,
         finish: Callable[[pb.EncodeResponse], Answer],
         budget: ByteBudget | None = None,
@@ -122,7 +123,8 @@ class EncoderServicer:
         A stream's `budget` holds a request back, in its turn, while too many bytes of earlier answers are
         still unsent.
         """
-        call = _Call(message, codec.decode_encode_request(message), deadline_s, started)
+        request = codec.decode_encode_request(message)
+        call = _Call(message, request, context.peer(), _deadline_s(context), started)
         while True:
             served = self._find(call.request)
             try:
@@ -147,7 +149,8 @@ class EncoderServicer:
             if budget is not None:
                 await budget.take(call.message, selection.answer_bytes(lengths))
         if selection.graph_outputs:
-            encoded = await served.engine.submit(sequences, selection.graph_outputs, selection.graph, call.deadline_s)
+            outputs, graph = selection.graph_outputs, selection.graph
+            encoded = await served.engine.submit(sequences, outputs, graph, call.deadline_s, call.origin)
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:
             rows, queue_s, inference_s = [{}] * len(sequences), 0.0, 0.0
@@ -161,7 +164,7 @@ class EncoderServicer:
 
         return await off_loop(build, when=selection.answer_bytes(lengths) > _INLINE_ANSWER_BYTES)
 
-    async def _tokenize(self, data: bytes, _deadline_s: float | None) -> bytes:
+    async def _tokenize(self, data: bytes, _context: Context) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
         served = self._find(request)
         sequences, _ = await _sequences(served, request, describe=True)
@@ -169,7 +172,7 @@ class EncoderServicer:
         result = TokenizeResult(results, served.name, served.artifact.digest)
         return self._serialize(codec.encode_tokenize_result(result))
 
-    async def _get_model(self, data: bytes, _deadline_s: float | None) -> bytes:
+    async def _get_model(self, data: bytes, _context: Context) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
         info = self._models.find(request.model).info(self._models.names)
         return self._serialize(codec.encode_model_info(info))
@@ -186,8 +189,7 @@ class EncoderServicer:
                 message = codec.parse(pb.EncodeStreamRequest, data)
                 item.id, request = message.id, message.request
                 holder = request
-                deadline_s = _deadline_s(context)
-                work = self._encode_message(request, deadline_s, started, self._fitting, budget)
+                work = self._encode_message(request, context, started, self._fitting, budget)
                 item.response.CopyFrom(await _counted("EncodeStream", work))
             except AttencodeError as error:
                 item.error.CopyFrom(codec.encode_error(error))

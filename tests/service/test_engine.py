@@ -238,6 +238,23 @@ def test_not_started() -> None:
     run(test)
 
 
+def test_a_caller_does_not_wait_for_another_ones_queue() -> None:
+    """Behind a request of many batches a newcomer's is in the next one, and the queue goes on after it."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, "encode", None, "bulk"))
+        await asyncio.sleep(0.01)
+        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, "encode", None, "new"))
+        await asyncio.sleep(0.01)
+        runner.gate.set()
+        await asyncio.gather(large, new)
+        assert [int(batch.input_ids[0, 0]) for batch in runner.batches[:3]] == [1, 2, 1]
+
+    run(test)
+
+
 def test_several_streams_run_side_by_side() -> None:
     """A runner with room for two gets two batches at once."""
 
