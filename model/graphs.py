@@ -2,8 +2,9 @@
 
 `encode` yields the last hidden state and every pooling of it; `inspect` also yields each layer's
 hidden states and attention weights. The graphs are traced without weights and refer to one external
-file, written once, 4 KiB aligned so that runtimes can map it into memory.
-May import: encoder, pooling, torch, onnx.
+file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is
+`encode` alone, for CUDA, with weights of its own.
+May import: encoder, fused, head, pooling, torch, onnx.
 """
 
 import io
@@ -17,10 +18,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from model.encoder import Encoder
+from model.fused import FusedEncoder
 from model.head import SentenceHead
 from model.pooling import POOLINGS
 
 WEIGHTS_FILE = "weights.bin"
+CUDA_WEIGHTS_FILE = "weights.cuda.bin"
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
 _TRANSPOSED = ".T"
@@ -29,11 +32,13 @@ _TRANSPOSED = ".T"
 class EncoderGraph(nn.Module):
     """An encoder with its poolings, as a function from named input tensors to named outputs."""
 
-    def __init__(self, encoder: Encoder, head: SentenceHead, *, inspect: bool, pool_prompt: bool = True) -> None:
+    def __init__(
+        self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, inspect: bool, pool_prompt: bool = True
+    ) -> None:
         """Wrap an encoder and its head.
 
         Args:
-            encoder: The encoder.
+            encoder: The encoder; a fused one has no `inspect`.
             head: Makes the model's own sentence vector.
             inspect: Adds all hidden states and attention weights to the outputs.
             pool_prompt: Whether poolings take all tokens; else a `pooling_mask` input says which.
@@ -44,6 +49,13 @@ class EncoderGraph(nn.Module):
         self.inspect = inspect
         segments = ["token_type_ids"] if encoder.config.type_vocab_size else []
         self.inputs = ["input_ids", "attention_mask", *segments, *([] if pool_prompt else ["pooling_mask"])]
+
+    @property
+    def file(self) -> str:
+        """Name of the graph's file in an artifact."""
+        if isinstance(self.encoder, FusedEncoder):
+            return "encode.cuda.onnx"
+        return "inspect.onnx" if self.inspect else "encode.onnx"
 
     @property
     def poolings(self) -> list[str]:
