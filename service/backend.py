@@ -9,7 +9,7 @@ from typing import Protocol
 
 from service.artifact import Artifact
 from service.config import ServiceConfig
-from service.runner import DeviceThreads, LocalRunner
+from service.runner import DeviceThreads, LocalRunner, count_streams
 from service.served import Models, ServedModel
 from service.session import Session, choose_placement, usable_cores
 
@@ -48,14 +48,19 @@ class LocalBackend:
         Raises:
             StartupError: An artifact or the provider cannot be used.
         """
-        self._placement = choose_placement(config.provider, config.precision)
         threads = usable_cores() if config.threads == "auto" else config.threads
-        device = DeviceThreads(config.streams)
+        placements = {
+            name: choose_placement(config.provider, config.precision, artifact) for name, artifact in artifacts.items()
+        }
+        self._placement = next(iter(placements.values()))  # of the default; others may differ in precision
+        streams = count_streams(config.streams, self._placement)
+        device = DeviceThreads(streams)
         self._served = []
         for name, artifact in artifacts.items():
-            session = Session(artifact, self._placement, threads=threads, streams=config.streams)
+            placement = placements[name]
+            session = Session(artifact, placement, threads=threads, streams=streams)
             runner = LocalRunner(session, device)
-            self._served.append(ServedModel(config, name, artifact, runner, placement=self._placement, threads=threads))
+            self._served.append(ServedModel(config, name, artifact, runner, placement=placement, threads=threads))
 
     @property
     def names(self) -> tuple[str, ...]:

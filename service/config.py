@@ -74,7 +74,9 @@ class ServiceConfig(BaseSettings):
     threads: Threads | Literal["auto"] = Field(
         "auto", description="Threads of the model; auto for every core the process may use"
     )
-    streams: Threads = Field(1, description="Batches that run side by side, sharing the threads")
+    streams: Threads | Literal["auto"] = Field(
+        "auto", description="Batches that run side by side, sharing the threads; auto for 2 with CUDA, else 1"
+    )
 
     max_batch_tokens: AutoCount = Field("auto", description="Largest batch: rows times padded length")
     max_batch_size: Count = Field(256, description="Largest batch in rows")

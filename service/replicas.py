@@ -24,7 +24,7 @@ from ray.serve.handle import DeploymentHandle
 from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
-from service.runner import DeviceThreads
+from service.runner import DeviceThreads, count_streams
 from service.scaling import ReplicaLoad
 from service.session import Placement, Session, choose_placement
 
@@ -65,7 +65,7 @@ class EncoderSettings(BaseModel):
     replica_batches: int = 2
     provider: Literal["auto", "cuda", "openvino", "cpu"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    streams: int = 1
+    streams: int | Literal["auto"] = "auto"
     upscale_delay_s: float = 5.0
     downscale_delay_s: float = 120.0
     surge_percent: int = 25
@@ -146,12 +146,13 @@ class EncoderReplica:
         """
         self._settings = settings
         self._artifact: Artifact = open_artifact(Path(settings.artifact))
-        self._placement = choose_placement(settings.provider, settings.precision)
+        self._placement = choose_placement(settings.provider, settings.precision, self._artifact)
         self._cores = max(1, int(settings.replica_cpus))
-        self._session = Session(self._artifact, self._placement, threads=self._cores, streams=settings.streams)
+        streams = count_streams(settings.streams, self._placement)
+        self._session = Session(self._artifact, self._placement, threads=self._cores, streams=streams)
         self._session.load("encode")
         self._session.warm_up()
-        self._threads = DeviceThreads(settings.streams)
+        self._threads = DeviceThreads(streams)
         self._threads.start()
         self._identity = Identity(*_whereabouts(), self._placement.device, self._artifact.digest)
         self._load = ReplicaLoad(time.monotonic())

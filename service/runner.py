@@ -1,6 +1,6 @@
 """Runner: takes whole batches and gives back whole results, wherever the model runs.
 
-May import: batching, session, request, errors, numpy.
+May import: batching, cuda, session, request, errors, numpy.
 """
 
 import asyncio
@@ -16,13 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.batching import Batch
+from service.cuda import STREAMS
 from service.request import ReplicaInfo
-from service.session import Session
+from service.session import Placement, Session
 
 # Up to so many tokens (a few ms on two cores) a lone batch runs on the event loop's own thread: handing it over
 # and back costs 0.15 to 0.2 ms of a call of 2 to 3 (measured in turns), and whoever comes meanwhile would wait
 # for the device anyway.
 _INLINE_TOKENS = 32
+
+
+def count_streams(streams: int | str, placement: Placement) -> int:
+    """Give how many batches run side by side: as many as asked for, or for `auto` what the provider gains from."""
+    if isinstance(streams, int):
+        return streams
+    return STREAMS if placement.provider == "cuda" else 1
 
 
 @dataclass(frozen=True, slots=True)

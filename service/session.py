@@ -2,7 +2,7 @@
 
 ONNX Runtime is the one runtime; what differs is the provider. `auto` takes the fastest that is present
 and says why; a provider that was asked for by name and cannot run stops the start.
-May import: artifact, batching, errors, onnxruntime, numpy.
+May import: artifact, batching, cuda, errors, onnxruntime, numpy.
 """
 
 import json
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from service.artifact import Artifact
 from service.batching import Batch, Graph
+from service.cuda import cuda_precision, open_graph
 from service.errors import ProviderError
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ PROVIDERS = ("auto", "cuda", "openvino", "cpu")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _PRECISIONS_OF: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("float32",),
+    "cuda": ("float32", "float16"),
     "openvino": ("float32", "bfloat16"),
     "cpu": ("float32",),
 }
@@ -67,8 +68,13 @@ def usable_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def choose_placement(provider: str, precision: str) -> Placement:
+def choose_placement(provider: str, precision: str, artifact: Artifact | None = None) -> Placement:
     """Decide provider and precision from what is asked for and what is present.
+
+    Args:
+        provider: One of `PROVIDERS`.
+        precision: One of `PRECISIONS`.
+        artifact: What is to run, where that is known already: it may lack a precision.
 
     Raises:
         ProviderError: What was asked for by name cannot run here, or two builds of ONNX Runtime are
@@ -85,6 +91,8 @@ def choose_placement(provider: str, precision: str) -> Placement:
         chosen, reason = provider, "asked for"
         if absence := _absence(provider):
             raise ProviderError(f"provider {provider} cannot run here: {absence}")
+    if chosen == "cuda" and precision in ("auto", *_PRECISIONS_OF[chosen]):
+        return Placement(chosen, cuda_precision(artifact, precision), reason)
     if precision == "auto":
         native = chosen == "openvino" and _has_bfloat16()
         return Placement(chosen, "bfloat16" if native else "float32", reason)
@@ -238,16 +246,13 @@ class Session:
                 with self._openvino_settings() as settings:
                     options.add_provider_for_devices(_openvino_devices()[:1], {"load_config": settings})
                     return onnxruntime.InferenceSession(path, options)
-            providers: list[Any] = ["CPUExecutionProvider"]
             if provider == "cuda":
-                onnxruntime.preload_dlls()
-                providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
-            session = onnxruntime.InferenceSession(path, options, providers=providers)
+                return open_graph(self.artifact, graph, self.placement.precision, options)
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except ProviderError:
+            raise
         except Exception as error:  # ONNX Runtime raises a kind of its own for each status
             raise ProviderError(f"{provider} cannot load {path}: {error}") from error
-        if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
-            raise ProviderError("cuda was chosen, but ONNX Runtime could not start it; see its message above")
-        return session
 
     @contextmanager
     def _openvino_settings(self) -> Iterator[str]:

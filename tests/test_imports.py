@@ -19,8 +19,9 @@ ALLOWED = {
     "tokenization": {"artifact", "request", "errors"},
     "batching": {"tokenization"},
     "outputs": {"artifact", "batching", "request", "tokenization", "errors"},
-    "session": {"artifact", "batching", "errors"},
-    "runner": {"batching", "session", "request", "errors"},
+    "cuda": {"artifact", "errors"},
+    "session": {"artifact", "batching", "cuda", "errors"},
+    "runner": {"batching", "cuda", "session", "request", "errors"},
     "engine": {"batching", "runner", "outputs", "tokenization", "metrics", "errors"},
     "codec": {"pb", "request", "errors"},
     "served": {
