@@ -3,7 +3,8 @@
     encode.onnx, inspect.onnx   the two graphs
     weights.bin                 their weights, shared
     encode.cuda.onnx            with float16: the first graph for CUDA, fused
-    weights.cuda.bin            its weights
+    pooled.cuda.onnx            the same, with the model's own pooling alone
+    weights.cuda.bin            their weights
     tokenizer.json              Hugging Face tokenizers' own format
     artifact.json               what the service must know, and a digest of each file above
 
@@ -35,11 +36,13 @@ from model.encoder import Encoder
 from model.errors import CheckpointError, ExportError
 from model.fused import FusedEncoder
 from model.graphs import (
+    CUDA_POOLED_FILE,
     CUDA_WEIGHTS_FILE,
     WEIGHTS_FILE,
     EncoderGraph,
     attach_weights,
     fold_weights,
+    prune,
     trace,
     write_weights,
 )
@@ -112,6 +115,8 @@ def export(
                 FusedEncoder(encoder, torch.float16), head, inspect=False, pool_prompt=settings.pool_prompt
             )
             _write_graphs(folder, [fused], CUDA_WEIGHTS_FILE)
+            whole = onnx.load_model(folder / fused.file, load_external_data=False)
+            onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
             parity |= {
                 f"float16_min_{kind}_cosine": cosine for kind, cosine in check_float16(folder, fused, graphs[0]).items()
             }

@@ -100,7 +100,7 @@ class _PostNormLayer(nn.Module):
         super().__init__()
         self.attention = _Attention(layer.attention, dtype)
         self.attention_norm = copy.deepcopy(layer.attention_norm).to(dtype)
-        self.feed_forward = _FeedForward(layer.feed_forward, hidden_act, dtype)
+        self.feed_forward = _FeedForward(layer.feed_forward, hidden_act, dtype, dtype)
         self.feed_forward_norm = copy.deepcopy(layer.feed_forward_norm).to(dtype)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -119,8 +119,7 @@ class _PreNormLayer(nn.Module):
         self.dtype = dtype
         self.attention = _Attention(layer.attention, dtype)
         self.attention_norm = copy.deepcopy(layer.attention_norm)
-        self.feed_forward = _FeedForward(layer.feed_forward, hidden_act, dtype)
-        self.feed_forward.output.float()
+        self.feed_forward = _FeedForward(layer.feed_forward, hidden_act, dtype, torch.float32)
         self.feed_forward_norm = copy.deepcopy(layer.feed_forward_norm)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -154,12 +153,12 @@ class _Attention(nn.Module):
 class _FeedForward(nn.Module):
     """A feed-forward block up to the activation; `output` is the product that is still to come."""
 
-    def __init__(self, block: FeedForward, hidden_act: str, dtype: torch.dtype) -> None:
-        """Copy the weights; `hidden_act` is the activation's name."""
+    def __init__(self, block: FeedForward, hidden_act: str, dtype: torch.dtype, output_dtype: torch.dtype) -> None:
+        """Copy the weights, those of `output` in a dtype of their own; `hidden_act` is the activation's name."""
         super().__init__()
         self.intermediate = copy.deepcopy(block.intermediate).to(dtype)
         self.gate = copy.deepcopy(block.gate).to(dtype) if block.gate is not None else None
-        self.output = copy.deepcopy(block.output).to(dtype)
+        self.output = copy.deepcopy(block.output).to(output_dtype)
         self.activation = block.activation
         self.tanh = {"gelu": False, "gelu_new": True}.get(hidden_act)  # the two that have a kernel with the bias
 

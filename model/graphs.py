@@ -24,6 +24,7 @@ from model.pooling import POOLINGS
 
 WEIGHTS_FILE = "weights.bin"
 CUDA_WEIGHTS_FILE = "weights.cuda.bin"
+CUDA_POOLED_FILE = "pooled.cuda.onnx"
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
 _TRANSPOSED = ".T"
@@ -179,6 +180,27 @@ def attach_weights(
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     model.graph.initializer.extend(references[name] for name in sorted(names))
+
+
+def prune(model: onnx.ModelProto, outputs: list[str]) -> onnx.ModelProto:
+    """Copy a graph without what leads to none of some outputs.
+
+    ONNX Runtime computes every output of a graph, whichever are asked for.
+    """
+    pruned = onnx.ModelProto()
+    pruned.CopyFrom(model)
+    graph, needed, nodes = pruned.graph, set(outputs), []
+    for node in reversed(model.graph.node):
+        if needed & set(node.output):
+            needed |= set(node.input)
+            nodes.insert(0, node)
+    kept_outputs = [value for value in model.graph.output if value.name in outputs]
+    kept_weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
+    del graph.node[:], graph.output[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.output.extend(kept_outputs)
+    graph.initializer.extend(kept_weights)
+    return pruned
 
 
 def _reference(name: str, array: np.ndarray, location: str, offset: int) -> onnx.TensorProto:

@@ -17,7 +17,8 @@ FORMAT_VERSION = 2
 ARTIFACT_FILE = "artifact.json"
 _FILES = {"encode.onnx", "inspect.onnx", "tokenizer.json", "weights.bin"}
 CUDA_GRAPH = "encode.cuda.onnx"
-_CUDA_FILES = {CUDA_GRAPH, "weights.cuda.bin"}  # both or none
+CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
+_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask"}
 _NOT_DESCRIBED = ("folder", "digest", "optional_files")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
@@ -167,7 +168,9 @@ def _verify_files(folder: Path, files: Any) -> None:
     if not isinstance(files, dict) or not files.keys() >= _FILES:
         raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
     if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
-        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(missing)} too; export the model again")
+        raise ArtifactError(
+            f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(missing))} too; export the model again"
+        )
     for name, expected in files.items():
         path = folder / name
         if Path(name).name != name:

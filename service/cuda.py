@@ -1,17 +1,20 @@
 """CUDA: how ONNX Runtime's provider for NVIDIA GPUs is set up and fed.
 
-In float16 the plain graph is `encode.cuda.onnx`, whose operators are already the provider's own; `inspect` has
-no such form and stays in float32. A run computes what leads to the outputs that are asked for and nothing else.
+In float16 the plain graph is `encode.cuda.onnx` or its smaller form `pooled.cuda.onnx`, whose operators are already the provider's own; `inspect` has
+no such form and stays in float32.
 May import: artifact, errors, onnxruntime, numpy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.artifact import CUDA_GRAPH, Artifact
+from service.artifact import CUDA_GRAPH, CUDA_POOLED_GRAPH, Artifact
 from service.errors import ProviderError
 
 STREAMS = 2
@@ -57,26 +60,42 @@ def provider_options(precision: str) -> dict[str, str]:
 
 
 class CudaGraph:
-    """One graph on the GPU, with the `run` of an `InferenceSession`; runs may come from several threads."""
+    """A graph on the GPU, with the `run` of an `InferenceSession`; runs may come from several threads.
 
-    def __init__(self, session: Any) -> None:
-        """Store the session."""
-        import onnxruntime  # noqa: PLC0415 - only after it is known to be installed once
+    ONNX Runtime computes every output of a graph, so a smaller graph, with the model's own pooling alone, takes
+    the batches that it can; the whole one is loaded when it is first needed.
+    """
 
+    def __init__(self, session: Any, open_whole: Callable[[], Any] | None = None) -> None:
+        """Store the session.
+
+        Args:
+            session: Of the smaller graph, or of the only one.
+            open_whole: Loads a session of the whole graph; None where there is nothing else.
+        """
         self._session = session
-        self._options = onnxruntime.RunOptions()
-        self._options.only_execute_path_to_fetches = True  # else every pooling is computed each time
+        self._outputs = {output.name for output in session.get_outputs()}
+        self._open_whole = open_whole
+        self._whole: Any = None
+        self._lock = Lock()
 
     def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.float32]]:
         """Run a batch: its inputs are copied once, its named outputs come back, nothing else does."""
-        binding = self._session.io_binding()
+        session = self._session if self._outputs.issuperset(outputs) else self._load_whole()
+        binding = session.io_binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(array))
         for name in outputs:
             binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(binding, self._options)
+        session.run_with_iobinding(binding)
         arrays: list[NDArray[np.float32]] = binding.copy_outputs_to_cpu()
         return arrays
+
+    def _load_whole(self) -> Any:
+        with self._lock:
+            if self._whole is None:
+                self._whole = self._open_whole() if self._open_whole is not None else self._session
+            return self._whole
 
 
 def open_graph(artifact: Artifact, graph: str, precision: str, options: Any) -> CudaGraph:
@@ -91,19 +110,24 @@ def open_graph(artifact: Artifact, graph: str, precision: str, options: Any) -> 
     Raises:
         ProviderError: CUDA does not start.
     """
-    import onnxruntime  # noqa: PLC0415
+    import onnxruntime  # noqa: PLC0415 - only after it is known to be installed once
 
     onnxruntime.preload_dlls()
-    float16 = precision == "float16" and graph == "encode"
+    if precision == "float16" and graph == "encode":
+        pooled = _session(artifact.folder / CUDA_POOLED_GRAPH, "float16", options)
+        return CudaGraph(pooled, partial(_session, artifact.folder / CUDA_GRAPH, "float16", options))
+    return CudaGraph(_session(artifact.folder / f"{graph}.onnx", "float32", options))
+
+
+def _session(path: Path, precision: str, options: Any) -> Any:
+    import onnxruntime  # noqa: PLC0415
+
     session = onnxruntime.InferenceSession(
-        artifact.folder / (CUDA_GRAPH if float16 else f"{graph}.onnx"),
+        path,
         options,
-        providers=[
-            ("CUDAExecutionProvider", provider_options("float16" if float16 else "float32")),
-            "CPUExecutionProvider",
-        ],
+        providers=[("CUDAExecutionProvider", provider_options(precision)), "CPUExecutionProvider"],
         disabled_optimizers=_SUMMING_IN_FLOAT16,
     )
     if "CUDAExecutionProvider" not in session.get_providers():
         raise ProviderError("cuda was chosen, but ONNX Runtime could not start it; see its message above")
-    return CudaGraph(session)
+    return session
