@@ -5,7 +5,7 @@
 
 Needs torch, numpy, onnx, onnxruntime-gpu, tokenizers and transformers, no network: the models have random
 weights, which are as fast as trained ones. Prints one table in Markdown. A model that fails is a line of it and
-does not stop the others; without a GPU the exit status is 2.
+does not stop the others; then, or where a cosine is too low, the exit status is 1, and 2 without a GPU.
 
 Floating-point operations of a batch, per token and layer: 2 (4 d^2 + 2 d f) for the products with weights and
 4 s d for the scores and the context, with d = hidden size, f = intermediate size, s = padded length.
@@ -36,13 +36,14 @@ except ImportError:  # errors carry a status each, which is all that a measured 
 
 import onnxruntime
 
-from model.export import export
+from model.export import MIN_COSINES, export
 from service.artifact import CUDA_POOLED_GRAPH, Artifact, open_artifact
 from service.batching import Batch
 from service.cuda import CudaGraph
 from service.session import Placement, Session, choose_placement, usable_cores
 
 LAST_START_S = 420.0  # no model is begun later, so that the whole stays under eight minutes
+TOO_LOW = " (too low)"
 PARITY_LENGTHS = (5, 64, 23, 40)
 LATENCY_SHAPE = (1, 16)
 HEAD = (
@@ -110,6 +111,7 @@ def main() -> int:
         except Exception as error:  # noqa: BLE001 - the others shall be measured all the same
             failed = True
             rows = [(name, f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")]
+        failed |= any(TOO_LOW in word for row in rows for word in row)
         for row in rows:
             print("| " + " | ".join((*row, *[""] * (len(HEAD) - len(row)))) + " |", flush=True)
     return int(failed)
@@ -154,7 +156,8 @@ def measure(
         session = open_session(artifact, smoke=smoke)
         token, pooled = parity(session, artifact)
         p50_s = latency(session, artifact, seconds)
-        further = (f"{1e3 * p50_s:.3f}", f"{token:.6f}", f"{pooled:.6f}")
+        cosines = {"token": token, "pooled": pooled}
+        shown = [f"{value:.6f}{'' if value >= MIN_COSINES[kind] else TOO_LOW}" for kind, value in cosines.items()]
         rows = []
         for batch_size, length in shapes:
             batch = random_batch(artifact, (length,) * batch_size, (f"pooled_{artifact.pooling}",))
@@ -162,7 +165,7 @@ def measure(
             flops = size.flops(batch_size, length) * max(rates)
             figures = [f"{batches * batch_size * length:,.0f}" for batches in rates]
             rows.append((name, f"{batch_size}x{length}", *figures, f"{flops / 1e12:.1f}", f"{flops / rate:.0%}"))
-        rows[0] += further
+        rows[0] += (f"{1e3 * p50_s:.3f}", *shown)
         return rows
 
 

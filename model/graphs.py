@@ -189,7 +189,8 @@ def prune(model: onnx.ModelProto, outputs: list[str]) -> onnx.ModelProto:
     """
     pruned = onnx.ModelProto()
     pruned.CopyFrom(model)
-    graph, needed, nodes = pruned.graph, set(outputs), []
+    graph, needed = pruned.graph, set(outputs)
+    nodes: list[onnx.NodeProto] = []
     for node in reversed(model.graph.node):
         if needed & set(node.output):
             needed |= set(node.input)

@@ -1,7 +1,7 @@
 """CUDA: how ONNX Runtime's provider for NVIDIA GPUs is set up and fed.
 
-In float16 the plain graph is `encode.cuda.onnx` or its smaller form `pooled.cuda.onnx`, whose operators are already the provider's own; `inspect` has
-no such form and stays in float32.
+In float16 the plain graph is `encode.cuda.onnx`, or its smaller form `pooled.cuda.onnx`, whose operators are already
+the provider's own; `inspect` has no such form and stays in float32.
 May import: artifact, errors, onnxruntime, numpy.
 """
 
