@@ -342,7 +342,8 @@ def draw_curves(file: Path, device: Device) -> None:
 def measure(artifact: Path, provider: str) -> Device:
     """Fit the constants to the bare session's fastest of 20 runs a shape: others may be at work on the machine."""
     from service.artifact import open_artifact
-    from service.session import Session, choose_placement, usable_cores
+    from service.placement import choose_placement, usable_cores
+    from service.session import Session
 
     session = Session(open_artifact(artifact), choose_placement(provider, "auto"), threads=usable_cores())
     parts, firsts = [], []

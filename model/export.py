@@ -2,6 +2,9 @@
 
     encode.onnx, inspect.onnx   the two graphs
     weights.bin                 their weights, shared
+    encode.cuda.onnx            with float16: the first graph for CUDA, fused
+    pooled.cuda.onnx            the same, with the model's own pooling alone
+    weights.cuda.bin            their weights
     tokenizer.json              Hugging Face tokenizers' own format
     artifact.json               what the service must know, and a digest of each file above
 
@@ -31,13 +34,26 @@ import torch
 from model.checkpoint import load_encoder
 from model.encoder import Encoder
 from model.errors import CheckpointError, ExportError
-from model.graphs import WEIGHTS_FILE, EncoderGraph, attach_weights, fold_weights, trace, write_weights
+from model.fused import FusedEncoder
+from model.graphs import (
+    CUDA_POOLED_FILE,
+    CUDA_WEIGHTS_FILE,
+    WEIGHTS_FILE,
+    EncoderGraph,
+    attach_weights,
+    fold_weights,
+    prune,
+    trace,
+    write_weights,
+)
 from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
 FORMAT_VERSION = 2
 ARTIFACT_FILE = "artifact.json"
+PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
+MIN_COSINES = {"pooled": 0.9999, "token": 0.999}  # float16, the worst vector, against torch in float32
 _CHECK_LENGTHS = ((1,), (7, 3, 12), (16, 33, 5, 64))  # sequence lengths of each padded check batch
 _PARTIAL = ".partial-"
 _OLD = ".old"
@@ -49,6 +65,7 @@ def export(
     *,
     revision: str | None = None,
     model_id: str | None = None,
+    precision: str = "float32",
     report: Callable[[str], None] = print,
 ) -> Path:
     """Turn a checkpoint into an artifact.
@@ -58,6 +75,7 @@ def export(
         output: The artifact's folder: absent, empty, or an older artifact, which is replaced.
         revision: Branch, tag or commit on the hub.
         model_id: What the artifact says it was made from; the hub id or the folder's name when None.
+        precision: One of `PRECISIONS`; `float16` adds a graph for CUDA to those in float32.
         report: Called with a line for each finished step.
 
     Returns:
@@ -66,7 +84,7 @@ def export(
     Raises:
         CheckpointError: The checkpoint cannot be loaded exactly.
         ExportError: The output folder holds something else, or the graphs differ from torch by more
-            than `MAX_DIFFERENCE`.
+            than `MAX_DIFFERENCE`, one in float16 by more than `MIN_COSINES`.
         OSError: The disk refuses.
     """
     _refuse_foreign(output)
@@ -87,11 +105,23 @@ def export(
         graphs = [
             EncoderGraph(encoder, head, inspect=inspect, pool_prompt=settings.pool_prompt) for inspect in (False, True)
         ]
-        _write_graphs(folder, graphs)
+        _write_graphs(folder, graphs, WEIGHTS_FILE)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         difference = check(folder, graphs)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
-        _write_description(folder, _description(source, graphs[0], settings, difference))
+        parity = {"float32_max_difference": difference}
+        if precision == "float16":
+            fused = EncoderGraph(
+                FusedEncoder(encoder, torch.float16), head, inspect=False, pool_prompt=settings.pool_prompt
+            )
+            _write_graphs(folder, [fused], CUDA_WEIGHTS_FILE)
+            whole = onnx.load_model(folder / fused.file, load_external_data=False)
+            onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
+            parity |= {
+                f"float16_min_{kind}_cosine": cosine for kind, cosine in check_float16(folder, fused, graphs[0]).items()
+            }
+            report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
+        _write_description(folder, _description(source, graphs[0], settings, parity))
     report(f"wrote {output}")
     return output
 
@@ -106,15 +136,12 @@ def check(folder: Path, graphs: Sequence[EncoderGraph]) -> float:
     Raises:
         ExportError: It exceeds `MAX_DIFFERENCE`, or ONNX Runtime is not installed.
     """
-    try:
-        import onnxruntime  # noqa: PLC0415 - absent with a plain `attencode[export]`
-    except ImportError as error:
-        raise ExportError("export checks its graphs with ONNX Runtime; install attencode[cpu] too") from error
     worst = 0.0
     for graph in graphs:
-        session = onnxruntime.InferenceSession(folder / _file(graph), providers=["CPUExecutionProvider"])
-        for lengths in _CHECK_LENGTHS:
-            worst = max(worst, _difference(session, graph, lengths))
+        for _, exact, ours in _compared(folder, graph, graph):
+            # T5's hidden states reach the thousands, where float32 itself is no finer than 1e-4.
+            unit = max(1.0, float(np.abs(exact).max()) / 10)
+            worst = max(worst, float(np.abs(exact - ours).max()) / unit)
     if not worst <= MAX_DIFFERENCE:
         raise ExportError(
             f"the exported graphs differ from torch by {worst:.1e}, at most {MAX_DIFFERENCE:.0e} is allowed"
@@ -122,51 +149,94 @@ def check(folder: Path, graphs: Sequence[EncoderGraph]) -> float:
     return worst
 
 
-def _difference(session: Any, graph: EncoderGraph, lengths: tuple[int, ...]) -> float:
-    """Give the largest difference of one padded batch over every output of a graph."""
+def check_float16(folder: Path, fused: EncoderGraph, plain: EncoderGraph) -> dict[str, float]:
+    """Compare the graph for CUDA with the torch encoder in float32, on the same batches.
+
+    The CPU provider runs it too: it rounds to float16 between operators and computes in float32 inside them.
+
+    Args:
+        folder: Where the graph lies.
+        fused: The graph.
+        plain: What it must be close to.
+
+    Returns:
+        The smallest cosine over all vectors, `pooled` and `token`.
+
+    Raises:
+        ExportError: One is below `MIN_COSINES` or not finite, or ONNX Runtime is not installed.
+    """
+    worst = dict.fromkeys(MIN_COSINES, 1.0)
+    for name, exact, ours in _compared(folder, fused, plain):
+        kind = "pooled" if name.startswith("pooled_") else "token"
+        lengths = np.linalg.norm(exact, axis=-1) * np.linalg.norm(ours, axis=-1)
+        cosine = float(((exact * ours).sum(axis=-1) / np.maximum(lengths, 1e-12)).min())
+        worst[kind] = cosine if np.isnan(cosine) else min(worst[kind], cosine)
+        if not worst[kind] >= MIN_COSINES[kind]:
+            raise ExportError(
+                f"in float16 a {kind} vector has a cosine of {cosine:.6f} to float32, at least {MIN_COSINES[kind]} "
+                f"is wanted; export this model without --precision float16"
+            )
+    return worst
+
+
+def _compared(
+    folder: Path, graph: EncoderGraph, oracle: EncoderGraph
+) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Yield each output's name, and for each row the oracle's values and the graph's, padded places left out."""
+    try:
+        import onnxruntime  # noqa: PLC0415 - absent with a plain `attencode[export]`
+    except ImportError as error:
+        raise ExportError("export checks its graphs with ONNX Runtime; install attencode[cpu] too") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(folder / graph.file, options, providers=["CPUExecutionProvider"])
+    limit = graph.encoder.config.max_tokens
+    for lengths in _CHECK_LENGTHS:
+        kept = tuple(min(length, limit or length) for length in lengths)
+        fed = _random_batch(graph, kept)
+        with torch.inference_mode():
+            expected = oracle(*fed.values())
+        got = session.run(graph.outputs, {name: tensor.numpy() for name, tensor in fed.items()})
+        for name, theirs, ours in zip(graph.outputs, expected, got, strict=True):
+            for row, length in enumerate(kept):
+                place = _place(name, row, length)
+                yield name, theirs.numpy()[place], ours[place]
+
+
+def _random_batch(graph: EncoderGraph, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Draw a padded batch of random tokens, the graph's inputs by name."""
     config = graph.encoder.config
-    lengths = tuple(min(length, config.max_tokens or length) for length in lengths)
     draw = torch.Generator().manual_seed(len(lengths))
     shape = (len(lengths), max(lengths))
     mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(config.vocab_size, shape, generator=draw) * mask + config.pad_token_id * (1 - mask)
     fed = {"input_ids": ids, "attention_mask": mask, "pooling_mask": mask}
     fed["token_type_ids"] = torch.randint(max(config.type_vocab_size, 1), shape, generator=draw) * mask
-    fed = {name: fed[name] for name in graph.inputs}
-    with torch.inference_mode():
-        expected = graph(*fed.values())
-    got = session.run(graph.outputs, {name: tensor.numpy() for name, tensor in fed.items()})
-    worst = 0.0
-    for name, theirs, ours in zip(graph.outputs, expected, got, strict=True):
-        for row, length in enumerate(lengths):
-            if name.startswith("pooled_"):
-                kept: tuple[Any, ...] = (row,)
-            elif name.startswith("attentions_"):
-                kept = (row, slice(None), slice(length), slice(length))
-            else:
-                kept = (row, slice(length))
-            exact = theirs.numpy()[kept]
-            # T5's hidden states reach the thousands, where float32 itself is no finer than 1e-4.
-            unit = max(1.0, float(np.abs(exact).max()) / 10)
-            worst = max(worst, float(np.abs(exact - ours[kept]).max()) / unit)
-    return worst
+    return {name: fed[name] for name in graph.inputs}
 
 
-def _write_graphs(folder: Path, graphs: Sequence[EncoderGraph]) -> None:
-    """Write the graphs and the weights that they share."""
+def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
+    """Say where one row's tokens are in an output."""
+    if name.startswith("pooled_"):
+        return (row,)
+    if name.startswith("attentions_"):
+        return (row, slice(None), slice(length), slice(length))
+    return (row, slice(length))
+
+
+def _write_graphs(folder: Path, graphs: Sequence[EncoderGraph], weights: str) -> None:
+    """Write the graphs and the file of weights that they share."""
     traced = [trace(graph) for graph in graphs]
     names = [fold_weights(model, graph) for model, graph in zip(traced, graphs, strict=True)]
-    references = write_weights(folder / WEIGHTS_FILE, graphs[0], set.union(*names))
+    references = write_weights(folder / weights, graphs[0], set.union(*names))
     for model, graph, own in zip(traced, graphs, names, strict=True):
         attach_weights(model, graph, own, references)
-        onnx.save_model(model, folder / _file(graph))
+        onnx.save_model(model, folder / graph.file)
 
 
-def _file(graph: EncoderGraph) -> str:
-    return "inspect.onnx" if graph.inspect else "encode.onnx"
-
-
-def _description(source: Source, graph: EncoderGraph, settings: SentenceSettings, difference: float) -> dict[str, Any]:
+def _description(
+    source: Source, graph: EncoderGraph, settings: SentenceSettings, parity: dict[str, float]
+) -> dict[str, Any]:
     """Build `artifact.json`, digests of files not yet included."""
     config = graph.encoder.config
     return {
@@ -186,7 +256,7 @@ def _description(source: Source, graph: EncoderGraph, settings: SentenceSettings
         "pooling": graph.head.pooling,
         "poolings": graph.poolings,
         "sentence_size": graph.head.size(config.hidden_size),
-        "parity": {"float32_max_difference": difference},
+        "parity": parity,
         "exported_by": {"attencode": _version("attencode"), "torch": str(torch.__version__)},
     }
 

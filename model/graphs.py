@@ -2,8 +2,9 @@
 
 `encode` yields the last hidden state and every pooling of it; `inspect` also yields each layer's
 hidden states and attention weights. The graphs are traced without weights and refer to one external
-file, written once, 4 KiB aligned so that runtimes can map it into memory.
-May import: encoder, pooling, torch, onnx.
+file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is
+`encode` alone, for CUDA, with weights of its own.
+May import: encoder, fused, head, pooling, torch, onnx.
 """
 
 import io
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from model.encoder import Encoder
+from model.fused import FusedEncoder
 from model.head import SentenceHead
 from model.pooling import POOLINGS
 
 WEIGHTS_FILE = "weights.bin"
+CUDA_WEIGHTS_FILE = "weights.cuda.bin"
+CUDA_POOLED_FILE = "pooled.cuda.onnx"
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
 _TRANSPOSED = ".T"
@@ -29,11 +33,13 @@ _TRANSPOSED = ".T"
 class EncoderGraph(nn.Module):
     """An encoder with its poolings, as a function from named input tensors to named outputs."""
 
-    def __init__(self, encoder: Encoder, head: SentenceHead, *, inspect: bool, pool_prompt: bool = True) -> None:
+    def __init__(
+        self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, inspect: bool, pool_prompt: bool = True
+    ) -> None:
         """Wrap an encoder and its head.
 
         Args:
-            encoder: The encoder.
+            encoder: The encoder; a fused one has no `inspect`.
             head: Makes the model's own sentence vector.
             inspect: Adds all hidden states and attention weights to the outputs.
             pool_prompt: Whether poolings take all tokens; else a `pooling_mask` input says which.
@@ -44,6 +50,13 @@ class EncoderGraph(nn.Module):
         self.inspect = inspect
         segments = ["token_type_ids"] if encoder.config.type_vocab_size else []
         self.inputs = ["input_ids", "attention_mask", *segments, *([] if pool_prompt else ["pooling_mask"])]
+
+    @property
+    def file(self) -> str:
+        """Name of the graph's file in an artifact."""
+        if isinstance(self.encoder, FusedEncoder):
+            return "encode.cuda.onnx"
+        return "inspect.onnx" if self.inspect else "encode.onnx"
 
     @property
     def poolings(self) -> list[str]:
@@ -167,6 +180,28 @@ def attach_weights(
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     model.graph.initializer.extend(references[name] for name in sorted(names))
+
+
+def prune(model: onnx.ModelProto, outputs: list[str]) -> onnx.ModelProto:
+    """Copy a graph without what leads to none of some outputs.
+
+    ONNX Runtime computes every output of a graph, whichever are asked for.
+    """
+    pruned = onnx.ModelProto()
+    pruned.CopyFrom(model)
+    graph, needed = pruned.graph, set(outputs)
+    nodes: list[onnx.NodeProto] = []
+    for node in reversed(model.graph.node):
+        if needed & set(node.output):
+            needed |= set(node.input)
+            nodes.insert(0, node)
+    kept_outputs = [value for value in model.graph.output if value.name in outputs]
+    kept_weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
+    del graph.node[:], graph.output[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.output.extend(kept_outputs)
+    graph.initializer.extend(kept_weights)
+    return pruned
 
 
 def _reference(name: str, array: np.ndarray, location: str, offset: int) -> onnx.TensorProto:

@@ -16,7 +16,11 @@ from service.errors import ArtifactError
 FORMAT_VERSION = 2
 ARTIFACT_FILE = "artifact.json"
 _FILES = {"encode.onnx", "inspect.onnx", "tokenizer.json", "weights.bin"}
+CUDA_GRAPH = "encode.cuda.onnx"
+CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
+_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask"}
+_NOT_DESCRIBED = ("folder", "digest", "optional_files")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
 
 
@@ -46,6 +50,7 @@ class Artifact:
         poolings: Poolings that the graphs offer.
         sentence_size: Width of the model's own pooled vectors.
         pool_prompt: Whether a prompt's tokens are pooled with the text's.
+        optional_files: Names of the files beyond those that every artifact has.
     """
 
     folder: Path
@@ -69,6 +74,7 @@ class Artifact:
     poolings: tuple[str, ...]
     sentence_size: int
     pool_prompt: bool
+    optional_files: frozenset[str] = frozenset()
 
     def pooled_size(self, pooling: str) -> int:
         """Give the width of one pooling's vectors."""
@@ -116,14 +122,17 @@ def _read_description(folder: Path) -> tuple[Artifact, Any]:
         raise ArtifactError(
             f"{path} has format {found!r}, this version reads {FORMAT_VERSION!r}; export the model again"
         )
-    names = [field.name for field in fields(Artifact) if field.name not in ("folder", "digest")]
+    names = [field.name for field in fields(Artifact) if field.name not in _NOT_DESCRIBED]
     missing = [name for name in (*names, "files") if name not in raw]
     if missing:
         raise ArtifactError(f"{path} lacks {', '.join(missing)}; export the model again")
     values: dict[str, Any] = {name: tuple(raw[name]) if isinstance(raw[name], list) else raw[name] for name in names}
-    artifact = Artifact(folder=folder, digest=hashlib.sha256(text).hexdigest(), **values)
+    files = raw["files"]
+    optional = frozenset(files) - _FILES if isinstance(files, dict) else frozenset()
+    digest = hashlib.sha256(text).hexdigest()
+    artifact = Artifact(folder=folder, digest=digest, optional_files=optional, **values)
     _check_values(path, artifact)
-    return artifact, raw["files"]
+    return artifact, files
 
 
 def _check_values(path: Path, artifact: Artifact) -> None:
@@ -158,6 +167,10 @@ def _verify_files(folder: Path, files: Any) -> None:
     """Hold each file against its recorded size and digest."""
     if not isinstance(files, dict) or not files.keys() >= _FILES:
         raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
+    if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
+        raise ArtifactError(
+            f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(missing))} too; export the model again"
+        )
     for name, expected in files.items():
         path = folder / name
         if Path(name).name != name:

@@ -49,16 +49,20 @@ class LocalBackend:
         Raises:
             StartupError: An artifact or the provider cannot be used.
         """
-        self._placement = choose_placement(config.provider, config.precision)
         threads = usable_cores() if config.threads == "auto" else config.threads
+        placements = {
+            name: choose_placement(config.provider, config.precision, artifact) for name, artifact in artifacts.items()
+        }
+        self._placement = next(iter(placements.values()))  # of the default; others may differ in precision
         streams = streams_for(self._placement.provider, threads) if config.streams == "auto" else config.streams
         device = DeviceThreads(streams)
         self._served = []
         for name, artifact in artifacts.items():
-            session = Session(artifact, self._placement, threads=threads, streams=streams)
+            placement = placements[name]
+            session = Session(artifact, placement, threads=threads, streams=streams)
             runner = LocalRunner(session, device)
             each = max(1, threads // streams)
-            self._served.append(ServedModel(config, name, artifact, runner, placement=self._placement, threads=each))
+            self._served.append(ServedModel(config, name, artifact, runner, placement=placement, threads=each))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -46,13 +46,13 @@ def _open_model(config: ServiceConfig, model: str, revision: str | None) -> Arti
         return open_artifact(folder)
     if model.startswith((".", "/", "~")) and not folder.is_dir():
         raise ConfigError(f"{model} is not a folder; give an artifact, a checkpoint's folder or a hub id")
-    cached = _cached_artifact(model, revision, config.cache_dir)
+    cached = _cached_artifact(config, model, revision)
     try:
         return open_artifact(cached)
     except ArtifactError as error:
         sys.stderr.write(f"attencode: {error}: doing so\n")
         shutil.rmtree(cached)
-        return open_artifact(_cached_artifact(model, revision, config.cache_dir))
+        return open_artifact(_cached_artifact(config, model, revision))
 
 
 def _folder(model: str) -> Path:
@@ -63,15 +63,16 @@ def _folder(model: str) -> Path:
         return Path(model)
 
 
-def _cached_artifact(model: str, revision: str | None, cache_dir: Path) -> Path:
-    """Give the folder of a checkpoint's artifact, which is made if it is not there."""
+def _cached_artifact(config: ServiceConfig, model: str, revision: str | None) -> Path:
+    """Give the folder of a checkpoint's artifact, which is made if it is not there; with float16 where asked for."""
+    further = ["--precision", "float16"] if config.precision == "float16" else []
     name = re.sub(r"[^\w.-]+", "--", model.strip("/")).strip("-.") or "model"
-    key = json.dumps([FORMAT_VERSION, model, revision, _fingerprint(_folder(model))])
-    folder = cache_dir / f"{name[-80:]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    key = json.dumps([FORMAT_VERSION, model, revision, _fingerprint(_folder(model)), *further])
+    folder = config.cache_dir / f"{name[-80:]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if is_artifact(folder):
         return folder
     sys.stderr.write(f"{model} is not exported yet; exporting it to {folder}\n")
-    command = [sys.executable, "-m", "service", "export", model, "-o", str(folder)]
+    command = [sys.executable, "-m", "service", "export", model, "-o", str(folder), *further]
     status = _run_export(command + (["--revision", revision] if revision else []))
     if status or not is_artifact(folder):
         raise SystemExit(status or 1)  # the export has said why

@@ -75,7 +75,7 @@ class ServiceConfig(BaseSettings):
         "auto", description="Threads of the model; auto for every core the process may use"
     )
     streams: Threads | Literal["auto"] = Field(
-        "auto", description="Batches that run side by side, sharing the threads; auto for one a thread, up to 8"
+        "auto", description="Batches that run side by side; auto for one a thread, at most 8, and 2 with CUDA"
     )
 
     max_batch_tokens: AutoCount = Field("auto", description="Largest batch: rows times padded length")

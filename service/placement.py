@@ -2,7 +2,7 @@
 
 `auto` takes the fastest that is present and says why; a provider that was asked for by name and cannot run
 stops the start.
-May import: openvino, errors, onnxruntime.
+May import: openvino, cuda, artifact, errors, onnxruntime.
 """
 
 import os
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from service import openvino
+from service import cuda, openvino
+from service.artifact import Artifact
 from service.errors import ProviderError
 
 PROVIDERS = ("auto", "cuda", "openvino", "cpu")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _PRECISIONS_OF: Mapping[str, tuple[str, ...]] = {
-    "cuda": ("float32",),
+    "cuda": cuda.PRECISIONS,
     "openvino": tuple(openvino.PRECISIONS),
     "cpu": ("float32",),
 }
@@ -54,14 +55,18 @@ def streams_for(provider: str, threads: int) -> int:
 
     A batch on one thread waits for no other thread: on two cores, beside the event loop, two batches of one thread
     each yield a third more texts a second than one of two threads (loadtests/README.md). Beyond eight there are more
-    batches in flight than callers fill, so threads are added to each instead. On a GPU two hide the copies of one
-    behind the work of the other.
+    batches in flight than callers fill, so threads are added to each instead.
     """
-    return 2 if provider == "cuda" else min(threads, 8)
+    return cuda.STREAMS if provider == "cuda" else min(threads, 8)
 
 
-def choose_placement(provider: str, precision: str) -> Placement:
+def choose_placement(provider: str, precision: str, artifact: Artifact | None = None) -> Placement:
     """Decide provider and precision from what is asked for and what is present.
+
+    Args:
+        provider: One of `PROVIDERS`.
+        precision: One of `PRECISIONS`.
+        artifact: What is to run, where that is known already: it may lack a precision.
 
     Raises:
         ProviderError: What was asked for by name cannot run here, or two builds of ONNX Runtime are
@@ -78,6 +83,8 @@ def choose_placement(provider: str, precision: str) -> Placement:
         chosen, reason = provider, "asked for"
         if absence := _absence(provider):
             raise ProviderError(f"provider {provider} cannot run here: {absence}")
+    if chosen == "cuda" and precision in ("auto", *_PRECISIONS_OF[chosen]):
+        return Placement(chosen, cuda.choose_precision(artifact, precision), reason)
     if precision == "auto":
         native = chosen == "openvino" and _has_bfloat16()
         return Placement(chosen, "bfloat16" if native else "float32", reason)

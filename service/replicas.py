@@ -149,7 +149,7 @@ class EncoderReplica:
         """
         self._settings = settings
         self._artifact: Artifact = open_artifact(Path(settings.artifact))
-        self._placement = choose_placement(settings.provider, settings.precision)
+        self._placement = choose_placement(settings.provider, settings.precision, self._artifact)
         self._cores = max(1, int(settings.replica_cpus))
         streams = settings.streams
         self._streams = streams_for(self._placement.provider, self._cores) if streams == "auto" else streams

@@ -1,7 +1,7 @@
 """Session: an artifact on an execution provider. Arrays in, arrays out.
 
 ONNX Runtime is the one runtime; what differs is the provider. There is no silent fallback from one to another.
-May import: artifact, batching, placement, openvino, errors, onnxruntime, numpy.
+May import: artifact, batching, placement, openvino, cuda, errors, onnxruntime, numpy.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service import openvino
+from service import cuda, openvino
 from service.artifact import Artifact
 from service.batching import Batch, Graph
 from service.errors import ProviderError
@@ -40,7 +40,7 @@ class Session:
         self.artifact = artifact
         self.placement = placement
         self._threads = threads
-        self._streams = streams
+        self._streams = 1 if placement.provider == "cuda" else streams  # there runs share one session
         self._sessions: dict[tuple[Graph, int], Any] = {}  # by graph and streams
         self._lock = Lock()
 
@@ -108,13 +108,10 @@ class Session:
         try:
             if provider == "openvino":
                 return openvino.create(path, options, self.placement.precision, self._threads, streams)
-            providers: list[Any] = ["CPUExecutionProvider"]
             if provider == "cuda":
-                onnxruntime.preload_dlls()
-                providers.insert(0, ("CUDAExecutionProvider", {"cudnn_conv_algo_search": "HEURISTIC"}))
-            session = onnxruntime.InferenceSession(path, options, providers=providers)
+                return cuda.open_graph(self.artifact, graph, self.placement.precision, options)
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except ProviderError:
+            raise
         except Exception as error:  # ONNX Runtime raises a kind of its own for each status
             raise ProviderError(f"{provider} cannot load {path}: {error}") from error
-        if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
-            raise ProviderError("cuda was chosen, but ONNX Runtime could not start it; see its message above")
-        return session
