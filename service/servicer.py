@@ -1,7 +1,7 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), codec, served, engine, outputs, tokenization, metrics, request, errors, grpc.
+May import: pb (through codec), codec, served, stream, outputs, tokenization, metrics, request, errors, grpc.
 """
 
 import logging
@@ -18,7 +18,6 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
-from service.engine import ByteBudget, in_order, off_loop
 from service.errors import (
     AttencodeError,
     InternalFault,
@@ -32,6 +31,7 @@ from service.outputs import check_answer_size
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeRequest, EncodeResult, InputResult, Timings, TokenizeRequest, TokenizeResult
 from service.served import Models, ServedModel
+from service.stream import ByteBudget, in_order, off_loop
 from service.tokenization import Sequence
 
 _LOG = logging.getLogger(__name__)
@@ -142,6 +142,7 @@ class EncoderServicer:
         """Answer a request by one version of its model from beginning to end."""
         request = call.request
         selection = served.select(request.outputs)
+        served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
         async with budget or nullcontext():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]

@@ -13,11 +13,12 @@ import pytest
 
 from service.artifact import open_artifact
 from service.batching import Batch, BatchLimits
-from service.engine import Engine, in_order
+from service.engine import DrainRate, Engine
 from service.errors import DeadlineExceeded, InternalFault, QueueFull, Unavailable
 from service.placement import choose_placement
 from service.runner import BatchResult, DeviceThreads, LocalRunner
 from service.session import Session
+from service.stream import in_order
 from service.tokenization import Sequence
 
 OUTPUT = frozenset({"pooled_mean"})
@@ -145,7 +146,7 @@ def test_one_failed_part_fails_the_request_once() -> None:
         with pytest.raises(InternalFault):
             await task
         await asyncio.sleep(0.01)
-        assert len(runner.batches) == 1
+        assert len(runner.batches) == 2  # one ran, and one stood ready
 
     run(test)
 
@@ -250,7 +251,8 @@ def test_a_caller_does_not_wait_for_another_ones_queue() -> None:
         await asyncio.sleep(0.01)
         runner.gate.set()
         await asyncio.gather(large, new)
-        assert [int(batch.input_ids[0, 0]) for batch in runner.batches[:3]] == [1, 2, 1]
+        first_ids = [int(batch.input_ids[0, 0]) for batch in runner.batches[:4]]
+        assert first_ids == [1, 1, 2, 1]  # one ran, and one stood ready
 
     run(test)
 
@@ -317,7 +319,7 @@ def test_the_local_runner_runs_a_real_session(tiny_artifact: Path) -> None:
 
 
 def test_a_lone_short_batch_needs_no_thread(tiny_artifact: Path) -> None:
-    """A short batch runs on the event loop's thread when its caller is alone, and on another one else."""
+    """Short batches run on the event loop's thread once their caller has been alone for some, else on another one."""
 
     async def test() -> None:
         session = Session(open_artifact(tiny_artifact), choose_placement("cpu", "float32"), threads=1)
@@ -331,12 +333,57 @@ def test_a_lone_short_batch_needs_no_thread(tiny_artifact: Path) -> None:
 
         session.run = noted  # type: ignore[method-assign]
         here = threading.get_ident()
-        await engine.submit([sequence(5)], OUTPUT, "encode", None)
+        for _ in range(10):
+            await engine.submit([sequence(5)], OUTPUT, "encode", None)
+        assert [thread == here for thread in threads] == [False] * 8 + [True] * 2
+        threads.clear()
         await asyncio.gather(*(engine.submit([sequence(5)], OUTPUT, "encode", None) for _ in range(2)))
+        await engine.submit([sequence(5)], OUTPUT, "encode", None)
         await engine.submit([sequence(5, 30)] * 4, OUTPUT, "encode", None)
-        assert threads[0] == here
-        assert all(thread != here for thread in threads[1:])
+        assert all(thread != here for thread in threads)
         await engine.stop()
+
+    run(test)
+
+
+def test_the_drain_is_measured_while_there_is_work() -> None:
+    """Tokens a second count from when work began, not while nothing ran, and soon follow a change."""
+    rate = DrainRate()
+    assert rate.seconds_for(1000) == 0
+    now = 100.0
+    for _ in range(20):
+        rate.begin(now)
+        rate.end(500, now + 0.1, idle=True)
+        now += 5.0
+    assert rate.seconds_for(1000) == pytest.approx(0.2)
+    rate.begin(now)
+    for _ in range(100):
+        now += 0.1
+        rate.end(250, now, idle=False)
+    assert rate.seconds_for(1000) == pytest.approx(0.4, rel=0.02)
+
+
+def test_who_cannot_be_served_in_time_is_refused_at_once() -> None:
+    """A deadline that the queue will outlast is told so, with the time after which to try again; others wait."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        runner.gate.set()
+        for _ in range(3):
+            await engine.submit([sequence(1, 30)], OUTPUT, "encode", None)
+        engine._drain = DrainRate()
+        engine._drain.begin(0.0)
+        engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
+        runner.gate.clear()
+        held = [asyncio.create_task(engine.submit([sequence(1, 50)] * 4, OUTPUT, "encode", None)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFull, match=r"will take about \d\.\d s, and the deadline is in 1\.0 s") as caught:
+            await engine.submit([sequence(1, 5)], OUTPUT, "encode", time.monotonic() + 1)
+        assert caught.value.retry_delay_s > 1
+        late = asyncio.create_task(engine.submit([sequence(1, 5)], OUTPUT, "encode", time.monotonic() + 60))
+        runner.gate.set()
+        await asyncio.gather(late, *held)
 
     run(test)
 
