@@ -33,7 +33,7 @@ from contenders import (
 from harness import MODEL, exported, running_server
 from peers import PEERS, PeerFailed
 from service.artifact import Artifact, open_artifact
-from service.placement import Placement, choose_placement, usable_cores
+from service.placement import Placement, choose_placement, streams_for, usable_cores
 from service.session import Session
 from texts import TEXT, short_texts
 from wire import request_bytes
@@ -135,7 +135,8 @@ def check_vectors(contenders: list[Contender]) -> None:
 
 def measure(arguments: argparse.Namespace, artifact: Artifact, placement: Placement) -> dict[str, float]:
     """Start all contenders, run the rounds, print the table; gives the ratios."""
-    session = Session(artifact, placement, threads=usable_cores())
+    cores = usable_cores()
+    session = Session(artifact, placement, threads=cores, streams=streams_for(placement.provider, cores))
     words = [str(arguments.artifact), "--provider", arguments.provider, "--precision", arguments.precision]
     effort = Effort().times(arguments.effort)
     absent = []

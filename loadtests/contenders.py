@@ -20,6 +20,7 @@ import closed_loop
 import harness
 from harness import Target, send, spent
 from service.artifact import Artifact
+from service.batching import Batch
 from service.session import Session
 from texts import TEXT, bulk_texts, in_groups
 from wire import request_bytes
@@ -141,7 +142,10 @@ class OurServer:
 
 
 class BareSession:
-    """The session that the server runs, without a server: what is left to lose."""
+    """The session that the server runs, without a server: what is left to lose.
+
+    Whatever is best counts: batches one after another on all threads, or side by side on some each.
+    """
 
     name = "bare session"
 
@@ -152,9 +156,9 @@ class BareSession:
         self._packed = {rows: harness.packed(artifact, texts, rows) for rows in PACKED_ROWS}
 
     def single(self, effort: Effort) -> float:
-        """Measure batches of as many texts as the server has in flight."""
-        runs = max(3, effort.singles // 300)
-        return SINGLE_IN_FLIGHT / statistics.median(harness.bare(self._session, self._artifact, SINGLE_IN_FLIGHT, runs))
+        """Measure batches that hold as many texts as the server has in flight, together or each."""
+        batches = [harness.equal_rows(self._artifact, SINGLE_IN_FLIGHT)] * max(4, effort.singles // 300)
+        return self._best([batches], 1)
 
     def latency(self, effort: Effort) -> float:
         """Measure batches of one text."""
@@ -162,10 +166,15 @@ class BareSession:
 
     def bulk(self, effort: Effort) -> float:
         """Measure the best of the packings, each over all texts."""
-        passes = max(1, effort.bulks // (2 * BULK_IN_FLIGHT * len(PACKED_ROWS)))
+        passes = max(1, effort.bulks // (4 * BULK_IN_FLIGHT * len(PACKED_ROWS)))
+        return self._best(list(self._packed.values()), passes)
+
+    def _best(self, works: list[list[Batch]], passes: int) -> float:
+        """Run lists of batches in both ways, so many times; gives the texts a second of the best list and way."""
         return max(
-            statistics.median(harness.bare_bulk(self._session, batches) for _ in range(passes))
-            for batches in self._packed.values()
+            statistics.median(run(self._session, batches) for _ in range(passes))
+            for batches in works
+            for run in (harness.one_by_one, harness.side_by_side)
         )
 
     def vectors(self, texts: list[str]) -> NDArray[np.floating]:

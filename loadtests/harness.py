@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,17 +158,21 @@ def timed(session: Session, batch: Batch, runs: int) -> list[float]:
     seconds = []
     for _ in range(runs):
         started = time.perf_counter()
-        session.run(batch)
+        session.run(batch, alone=True)
         seconds.append(time.perf_counter() - started)
     return seconds
 
 
 def bare(session: Session, artifact: Artifact, rows: int, runs: int) -> list[float]:
-    """Run the bare session on batches of the same length; gives the seconds of each run."""
+    """Run the bare session on one batch again and again, its rows of `TOKENS` tokens; gives the seconds of each run."""
+    return timed(session, equal_rows(artifact, rows), runs)
+
+
+def equal_rows(artifact: Artifact, rows: int) -> Batch:
+    """Make a batch of random rows of `TOKENS` tokens."""
     ids = np.random.default_rng(0).integers(1000, artifact.vocab_size, (rows, TOKENS))
     ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-    batch = Batch("encode", (f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros, ones)
-    return timed(session, batch, runs)
+    return Batch("encode", (f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros, ones)
 
 
 def packed(artifact: Artifact, texts: list[str], rows: int) -> list[Batch]:
@@ -183,11 +188,20 @@ def packed(artifact: Artifact, texts: list[str], rows: int) -> list[Batch]:
     return [pad(group, "encode", (f"pooled_{artifact.pooling}",), artifact.pad_token_id, limits) for group in groups]
 
 
-def bare_bulk(session: Session, batches: list[Batch]) -> float:
-    """Run packed batches one after another; gives texts a second."""
+def one_by_one(session: Session, batches: list[Batch]) -> float:
+    """Run batches one after another, each on all threads; gives texts a second."""
     started = time.perf_counter()
     for batch in batches:
-        session.run(batch)
+        session.run(batch, alone=True)
+    return sum(len(batch.lengths) for batch in batches) / (time.perf_counter() - started)
+
+
+def side_by_side(session: Session, batches: list[Batch]) -> float:
+    """Run batches on the session's streams, the largest first; gives texts a second."""
+    with ThreadPoolExecutor(session.streams) as pool:
+        list(pool.map(session.run, batches[-session.streams :]))  # the threads are there
+        started = time.perf_counter()
+        list(pool.map(session.run, batches[::-1]))
     return sum(len(batch.lengths) for batch in batches) / (time.perf_counter() - started)
 
 

@@ -40,7 +40,7 @@ class Session:
         self.artifact = artifact
         self.placement = placement
         self._threads = threads
-        self._streams = 1 if placement.provider == "cuda" else streams  # there runs share one session
+        self.streams = 1 if placement.provider == "cuda" else streams  # there runs share one session
         self._sessions: dict[tuple[Graph, int], Any] = {}  # by graph and streams
         self._lock = Lock()
 
@@ -52,7 +52,7 @@ class Session:
         """
         self._loaded(graph, 1)
         if graph == "encode":
-            self._loaded(graph, self._streams)
+            self._loaded(graph, self.streams)
 
     def warm_up(self) -> None:
         """Run the plain graph on common shapes, so that the first caller waits for no compilation."""
@@ -86,7 +86,7 @@ class Session:
         Returns:
             The batch's outputs by name, float32, padding included.
         """
-        streams = 1 if alone or batch.graph == "inspect" else self._streams
+        streams = 1 if alone or batch.graph == "inspect" else self.streams
         session = self._sessions.get((batch.graph, streams)) or self._loaded(batch.graph, streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         return dict(zip(batch.outputs, session.run(batch.outputs, feeds), strict=True))
