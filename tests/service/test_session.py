@@ -1,6 +1,8 @@
 """Session and placement: the right provider, the same numbers, and no silent fallback."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,6 +180,17 @@ def test_usable_cores_follow_the_affinity() -> None:
     import os
 
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_a_process_on_one_core_runs_one_stream() -> None:
+    """What counts are the cores that the process may use: bound to one, it has one thread and one stream."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from service.placement import streams_for, usable_cores\n"
+        "print(usable_cores(), streams_for('cpu', usable_cores()))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed.split() == ["1", "1"]
 
 
 def edit(folder: Path, **values: object) -> None:
