@@ -14,12 +14,12 @@ import statistics
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 
 import closed_loop
 import gate
+import harness
 import open_loop
 from contenders import (
     BULK_IN_FLIGHT,
@@ -137,11 +137,10 @@ def measure(arguments: argparse.Namespace, artifact: Artifact, placement: Placem
     """Start all contenders, run the rounds, print the table; gives the ratios."""
     cores = usable_cores()
     session = Session(artifact, placement, threads=cores, streams=streams_for(placement.provider, cores))
-    words = [str(arguments.artifact), "--provider", arguments.provider, "--precision", arguments.precision]
     effort = Effort().times(arguments.effort)
     absent = []
     with ExitStack() as stack:
-        port, _ = stack.enter_context(running_server(*words, *arguments.serve))
+        port, _ = stack.enter_context(running_server(*harness.serve_words(arguments), *arguments.serve))
         server = OurServer(port, stack, artifact.pooled_size(artifact.pooling))
         contenders: list[Contender] = [server, BareSession(session, artifact)]
         for name in arguments.peers:
@@ -164,10 +163,7 @@ def measure(arguments: argparse.Namespace, artifact: Artifact, placement: Placem
 
 def main() -> None:
     """Measure, and hold the ratios against the gate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
-    parser.add_argument("--provider", default="auto")
-    parser.add_argument("--precision", default="auto")
+    parser = harness.command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--effort", type=float, default=1.0, help="of a round; 0.1 for a tenth of its requests")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), help="all if none is named")
@@ -180,7 +176,7 @@ def main() -> None:
         sys.exit("h2load is not installed; on Debian: apt-get install nghttp2-client")
     arguments.artifact = exported(arguments.artifact)
     artifact = open_artifact(arguments.artifact)
-    placement = choose_placement(arguments.provider, arguments.precision)
+    placement = choose_placement(arguments.provider, arguments.precision, artifact)
     if arguments.peers and artifact.model_id != MODEL:
         sys.exit(f"the peers run {MODEL}; measure an artifact of that, not of {artifact.model_id}")
     try:

@@ -12,13 +12,12 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 
-from harness import exported, running_server
+from harness import command_line, exported, running_server, serve_words
 from texts import bulk_texts, in_groups, short_texts
 from wire import CHANNEL_OPTIONS, ENCODE, request_bytes
 
@@ -90,17 +89,14 @@ async def measure(port: int, arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Start a server and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
-    parser.add_argument("--provider", default="auto")
-    parser.add_argument("--precision", default="auto")
+    parser = command_line(__doc__)
     parser.add_argument("--small", type=int, default=8, help="callers of one text")
     parser.add_argument("--rest-ms", type=float, default=0.0, help="of a small caller between two calls")
     parser.add_argument("--bulk-in-flight", type=int, default=8, help="requests")
     parser.add_argument("--seconds", type=float, default=8.0, help="for the small callers alone")
     arguments = parser.parse_args()
-    words = [str(exported(arguments.artifact)), "--provider", arguments.provider, "--precision", arguments.precision]
-    with running_server(*words) as (port, _):
+    arguments.artifact = exported(arguments.artifact)
+    with running_server(*serve_words(arguments)) as (port, _):
         asyncio.run(measure(port, arguments))
 
 

@@ -7,7 +7,6 @@ connection of their own, each asking for one short text after another), and prin
 matplotlib (attencode[viz]).
 """
 
-import argparse
 import asyncio
 import statistics
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from harness import exported, running_server
+from harness import command_line, exported, running_server, serve_words
 
 from service.artifact import Artifact, open_artifact
 from service.batching import Batch
@@ -97,15 +96,13 @@ def draw_clients(rows: list[tuple[int, float, float, float]], path: Path, title:
 
 def main() -> None:
     """Measure both and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
-    parser.add_argument("--provider", default="auto")
-    parser.add_argument("--precision", default="auto")
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=8.0, help="for each number of clients")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     arguments = parser.parse_args()
-    folder = exported(arguments.artifact)
-    artifact, placement = open_artifact(folder), choose_placement(arguments.provider, arguments.precision)
+    arguments.artifact = exported(arguments.artifact)
+    artifact = open_artifact(arguments.artifact)
+    placement = choose_placement(arguments.provider, arguments.precision, artifact)
     title = f"{artifact.model_id.rpartition('/')[2]}, {placement.device}, {usable_cores()} cores"
 
     session = Session(artifact, placement, threads=usable_cores())
@@ -122,9 +119,8 @@ def main() -> None:
         cells = [f"{rates[rows, length] / 1e3:.1f}k" if (rows, length) in rates else "" for length in LENGTHS]
         print(f"| {rows} | " + " | ".join(cells) + " |")
 
-    words = [str(folder), "--provider", arguments.provider, "--precision", arguments.precision]
     table = []
-    with running_server(*words) as (port, _):
+    with running_server(*serve_words(arguments)) as (port, _):
         asyncio.run(clients(port, 8, 2.0))  # warms up
         for count in CLIENTS:
             took = asyncio.run(clients(port, count, arguments.seconds))

@@ -5,6 +5,7 @@ answer for a success, whatever its gRPC status, so `load` also counts the bytes 
 May import: texts, wire, service.
 """
 
+import argparse
 import re
 import signal
 import subprocess
@@ -48,6 +49,20 @@ def running_server(*words: str) -> Iterator[tuple[int, int]]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """Give a command line that says what is served, and where it runs."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--artifact", type=Path, help="exported from the default model if unset")
+    made.add_argument("--provider", default="auto")
+    made.add_argument("--precision", default="auto")
+    return made
+
+
+def serve_words(arguments: argparse.Namespace) -> list[str]:
+    """Give the words of `attencode serve` that such a command line asks for."""
+    return [str(arguments.artifact), "--provider", arguments.provider, "--precision", arguments.precision]
 
 
 def exported(artifact: Path | None) -> Path:

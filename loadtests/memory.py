@@ -7,15 +7,13 @@ before. Resident memory is read throughout; printed are its peak and by how much
 last quarter of the requests, which is what the last half grows.
 """
 
-import argparse
 import asyncio
 import random
 import statistics
-from pathlib import Path
 
 import grpc
 import psutil
-from harness import exported, running_server
+from harness import command_line, exported, running_server, serve_words
 from wire import ENCODE, request_bytes
 
 
@@ -54,16 +52,12 @@ async def load(port: int, requests: int, in_flight: int, process: psutil.Process
 
 def main() -> None:
     """Run it and print a line of Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, help="exported from the default model if unset")
-    parser.add_argument("--provider", default="auto")
-    parser.add_argument("--precision", default="auto")
+    parser = command_line(__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--in-flight", type=int, default=32)
     arguments = parser.parse_args()
-    folder = exported(arguments.artifact)
-    words = [str(folder), "--provider", arguments.provider, "--precision", arguments.precision]
-    with running_server(*words) as (port, pid):
+    arguments.artifact = exported(arguments.artifact)
+    with running_server(*serve_words(arguments)) as (port, pid):
         process = psutil.Process(pid)
         before = process.memory_info().rss
         sizes = asyncio.run(load(port, arguments.requests, arguments.in_flight, process))

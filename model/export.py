@@ -46,6 +46,7 @@ from model.graphs import (
     trace,
     write_weights,
 )
+from model.head import SentenceHead
 from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
@@ -111,19 +112,23 @@ def export(
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
         if precision == "float16":
-            fused = EncoderGraph(
-                FusedEncoder(encoder, torch.float16), head, inspect=False, pool_prompt=settings.pool_prompt
-            )
-            _write_graphs(folder, [fused], CUDA_WEIGHTS_FILE)
-            whole = onnx.load_model(folder / fused.file, load_external_data=False)
-            onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
-            parity |= {
-                f"float16_min_{kind}_cosine": cosine for kind, cosine in check_float16(folder, fused, graphs[0]).items()
-            }
+            parity |= _write_float16(folder, encoder, head, graphs[0], pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
         _write_description(folder, _description(source, graphs[0], settings, parity))
     report(f"wrote {output}")
     return output
+
+
+def _write_float16(
+    folder: Path, encoder: Encoder, head: SentenceHead, plain: EncoderGraph, *, pool_prompt: bool
+) -> dict[str, float]:
+    """Write the graphs for CUDA and give how near they are to the plain one, by the description's names."""
+    fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, inspect=False, pool_prompt=pool_prompt)
+    _write_graphs(folder, [fused], CUDA_WEIGHTS_FILE)
+    whole = onnx.load_model(folder / fused.file, load_external_data=False)
+    onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
+    cosines = check_float16(folder, fused, plain)
+    return {f"float16_min_{kind}_cosine": cosine for kind, cosine in cosines.items()}
 
 
 def check(folder: Path, graphs: Sequence[EncoderGraph]) -> float:

@@ -38,7 +38,7 @@ class BatchLimits:
         max_batch_tokens: Rows times padded length. A longer sequence still runs, alone.
         max_batch_size: Rows.
         max_queue_delay_ms: How long the oldest sequence waits for company while a runner is free. In none of the
-            traces tried did 1, 2 or 5 ms make anything faster: company gathers while a batch runs.
+            traces tried did 2 ms make anything faster: company gathers while a batch runs.
         max_padding: Pad tokens that rows of unequal length may cost a batch, as a share of `max_batch_tokens`. The
             default is what starting a batch costs: 16 of 512 tokens, as 0.44 ms are to 28 us a token on two cores.
             Half of it costs mixed texts 1 to 2 % of their speed, and twice as much wastes 5.7 % of 32 in flight.

@@ -76,8 +76,11 @@ class DrainRate:
             self._since = now
 
     def end(self, tokens: int, now: float, *, idle: bool) -> None:
-        """Note that a batch of so many tokens came back, and whether nothing else runs."""
-        passed_s = now - (now if self._since is None else self._since)
+        """Note that a batch of so many tokens came back, and whether nothing else runs.
+
+        A longer pause than is remembered was a fault, such as a dead replica: it says little of what comes.
+        """
+        passed_s = min(now - (now if self._since is None else self._since), _RATE_MEMORY_S)
         kept = exp(-passed_s / _RATE_MEMORY_S)
         self._tokens = self._tokens * kept + tokens
         self._seconds = self._seconds * kept + passed_s
@@ -229,20 +232,21 @@ class Engine:
             raise Outdated
         if not len(self._waiting):
             return
-        wait_s = max(self._drain.seconds_for(self._waiting.tokens), _SHORTEST_RETRY_S)
+        wait_s = self._drain.seconds_for(self._waiting.tokens)
+        delay_s = max(wait_s, _SHORTEST_RETRY_S)
         if len(self._waiting) + size > self._max_queue_size:
             metrics.record_refused("queue_full")
             raise QueueFull(
                 f"{len(self._waiting)} inputs wait already, at most {self._max_queue_size} may; "
-                f"try again in {wait_s:.1f} s",
-                retry_delay_s=wait_s,
+                f"try again in {delay_s:.1f} s",
+                retry_delay_s=delay_s,
             )
         if deadline_s is not None and wait_s > _DEADLINE_SHARE * (rest_s := deadline_s - time.monotonic()):
             metrics.record_refused("deadline")
             raise QueueFull(
                 f"what waits already will take about {wait_s:.1f} s, and the deadline is in {max(rest_s, 0):.1f} s; "
-                f"try again in {wait_s:.1f} s, or allow more time",
-                retry_delay_s=wait_s,
+                f"try again in {delay_s:.1f} s, or allow more time",
+                retry_delay_s=delay_s,
             )
 
     def _forget(self, job: _Job) -> None:

@@ -54,7 +54,7 @@ def streams_for(provider: str, threads: int) -> int:
     """Give how many batches should run side by side.
 
     A batch on one thread waits for no other thread: on two cores, beside the event loop, two batches of one thread
-    each yield a third more texts a second than one of two threads (loadtests/README.md). Beyond eight there are more
+    each yield a fifth more texts a second than one of two threads (loadtests/README.md). Beyond eight there are more
     batches in flight than callers fill, so threads are added to each instead.
     """
     return cuda.STREAMS if provider == "cuda" else min(threads, 8)

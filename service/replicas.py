@@ -257,8 +257,8 @@ def method(handle: Any, name: str, *, large: bool) -> Any:
 def handle_on_this_loop(model: str) -> Any:
     """Give a handle to a model's replicas whose router runs on the running event loop.
 
-    By default it runs on a thread of its own, and each call pays for two changes of threads: a tenth of what one
-    core of a gateway can do. The option has no public name; this is its only place.
+    By default it runs on a thread of its own, and each call pays for two changes of threads: 7 % of what one core of
+    a gateway can do. The option has no public name; this is its only place.
     """
     handle = DeploymentHandle(ENCODER, application_name(model))
     handle._init(_run_router_in_separate_loop=False)  # noqa: SLF001

@@ -173,7 +173,7 @@ def _max_batch_tokens(config: ServiceConfig, placement: Placement, threads: int)
     """Give the token budget of a batch.
 
     256 tokens a thread: on two cores, with a batch on each, 512 brought bulk clients 6 % more, but 64 callers of short
-    texts 11 % less, since so few batches leave the cores idle in turn. A GPU wants many more (read, not measured).
+    texts 11 % less. A GPU wants many more (read, not measured).
     """
     if config.max_batch_tokens != "auto":
         return config.max_batch_tokens

@@ -142,7 +142,8 @@ class EncoderServicer:
         """Answer a request by one version of its model from beginning to end."""
         request = call.request
         selection = served.select(request.outputs)
-        served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
+        if selection.graph_outputs:
+            served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
         async with budget or nullcontext():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
