@@ -37,7 +37,7 @@ GRPC = ("content-type: application/grpc", "te: trailers")
 @contextmanager
 def running_server(*words: str) -> Iterator[tuple[int, int]]:
     """Start `attencode serve` with these words and give its port and process id; it is drained in the end."""
-    command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "none"]
+    command = [sys.executable, "-m", "service", "serve", "--port=0", "--metrics-port=none", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline() if process.stdout else ""

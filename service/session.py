@@ -5,6 +5,7 @@ May import: artifact, batching, placement, openvino, cuda, errors, onnxruntime, 
 """
 
 from collections.abc import Mapping
+from itertools import product
 from threading import Lock
 from typing import Any
 
@@ -17,7 +18,8 @@ from service.batching import Batch, Graph
 from service.errors import ProviderError
 from service.placement import Placement
 
-_WARM_UP_SHAPES = ((1, 16), (8, 16), (8, 64))
+_WARM_UP_LENGTHS = (16, 32, 64, 128)  # on the ladder of padded lengths
+_WARM_UP_TOKENS = 256
 
 
 class Session:
@@ -56,9 +58,9 @@ class Session:
 
     def warm_up(self) -> None:
         """Run the plain graph on common shapes, so that the first caller waits for no compilation."""
-        for rows, longest in _WARM_UP_SHAPES:
+        for longest in _WARM_UP_LENGTHS:
             length = min(longest, self.artifact.max_tokens)
-            for alone in (False, True):
+            for rows, alone in product((1, max(1, _WARM_UP_TOKENS // length)), (False, True)):
                 self.check(self.run(self.trial(rows, length), alone=alone))
 
     def trial(self, rows: int, length: int) -> Batch:
