@@ -6,6 +6,7 @@ with attencode.Client("127.0.0.1:50051") as client:
 client.encode(["time flies like an arrow"]).pooled  # (1, hidden) float32
 """
 
+from service.attention import Attention, Places, QueryKeyVectors, Span
 from service.client import AsyncClient, Client, RemoteError
 from service.errors import (
     AttencodeError,
@@ -15,8 +16,8 @@ from service.errors import (
     QueueFull,
     Unavailable,
 )
+from service.plain import encode_request
 from service.request import (
-    Attention,
     EncodeRequest,
     EncodeResult,
     InputResult,
@@ -27,7 +28,6 @@ from service.request import (
     TokenIdsInput,
     TokenizeResult,
     Tokens,
-    encode_request,
 )
 
 __all__ = [
@@ -43,9 +43,12 @@ __all__ = [
     "InvalidRequest",
     "ModelInfo",
     "Outputs",
+    "Places",
     "Pooled",
+    "QueryKeyVectors",
     "QueueFull",
     "RemoteError",
+    "Span",
     "TextInput",
     "TokenIdsInput",
     "TokenizeResult",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from service.artifact import Artifact
 from service.batching import Batch, BatchLimits, pad
 from service.client import Client
-from service.request import encode_request
+from service.plain import encode_request
 from service.session import Session
 from service.tokenization import TextTokenizer
 from texts import TEXT, TOKENS, in_groups

@@ -19,7 +19,8 @@ from service.artifact import Artifact, open_artifact
 from service.batching import BatchLimits, pad
 from service.errors import ProviderError
 from service.placement import PRECISIONS, PROVIDERS, Placement, choose_placement, usable_cores
-from service.request import TokenizeRequest, read_inputs
+from service.plain import read_inputs
+from service.request import TokenizeRequest
 from service.session import Session
 from service.tokenization import TextTokenizer
 

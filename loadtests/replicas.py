@@ -39,7 +39,7 @@ from service.client import Client
 from service.codec import encode_encode_request
 from service.pb import encoder_pb2 as pb
 from service.replicas import ENCODER, Answer, Backlog, EncoderReplica, EncoderSettings, application_name, encoder
-from service.request import encode_request
+from service.plain import encode_request
 
 IN_FLIGHT = 64
 REPLICAS = (1, 2, 4, 8)

@@ -7,7 +7,7 @@ from typing import Any
 
 from service.codec import encode_encode_request
 from service.pb import encoder_pb2 as pb
-from service.request import encode_request
+from service.plain import encode_request
 
 ENCODE = "/attencode.v1.Encoder/Encode"
 ENCODE_STREAM = "/attencode.v1.Encoder/EncodeStream"

@@ -13,6 +13,7 @@ from typing import Any, Self
 import grpc
 
 from service import codec
+from service.attention import ALL
 from service.errors import (
     AttencodeError,
     DeadlineExceeded,
@@ -23,19 +24,8 @@ from service.errors import (
 )
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
-from service.request import (
-    ALL,
-    EncodeRequest,
-    EncodeResult,
-    InputLike,
-    InputResult,
-    Layers,
-    ModelInfo,
-    TokenizeRequest,
-    TokenizeResult,
-    encode_request,
-    read_inputs,
-)
+from service.plain import InputLike, Layers, encode_request, read_inputs
+from service.request import EncodeRequest, EncodeResult, InputResult, ModelInfo, TokenizeRequest, TokenizeResult
 
 DEFAULT_TIMEOUT_S = 30.0
 

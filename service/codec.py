@@ -1,30 +1,28 @@
 """Codec: messages to dataclasses and numpy, and back. Tensors travel as raw little-endian bytes.
 
 Both directions of both sides live here, so the wire is defined once. Nothing is decided here beyond
-whether a message means anything. May import: pb, request, errors, numpy.
+whether a message means anything. May import: pb, codec_enums, codec_outputs, attention, request, errors, numpy.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
+from service.attention import Axis
+from service.codec_enums import DTYPES, POOLINGS, TRUNCATIONS, lookup, number, ranges_explained
+from service.codec_outputs import decode_outputs, encode_outputs
 from service.errors import AttencodeError, InvalidRequest, QueueFull, caller_message
 from service.pb import encoder_pb2 as pb
 from service.request import (
-    Attention,
-    DataType,
     EncodeRequest,
     EncodeResult,
     Input,
     InputResult,
     ModelInfo,
-    Outputs,
-    Pooled,
-    Pooling,
     ReplicaInfo,
     TextInput,
     Timings,
@@ -32,36 +30,9 @@ from service.request import (
     TokenizeRequest,
     TokenizeResult,
     Tokens,
-    Truncation,
 )
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
-Name = TypeVar("Name", bound=str)
-
-_TRUNCATIONS: Mapping[int, Truncation] = {
-    pb.TRUNCATION_UNSPECIFIED: "right",
-    pb.TRUNCATION_RIGHT: "right",
-    pb.TRUNCATION_LEFT: "left",
-    pb.TRUNCATION_OFF: "off",
-}
-_POOLINGS: Mapping[int, Pooling] = {
-    pb.POOLING_CLS: "cls",
-    pb.POOLING_MEAN: "mean",
-    pb.POOLING_MAX: "max",
-    pb.POOLING_LAST: "last",
-    pb.POOLING_SENTENCE: "sentence",
-}
-_DATA_TYPES: Mapping[int, DataType] = {
-    pb.DATA_TYPE_UNSPECIFIED: "float32",
-    pb.DATA_TYPE_FLOAT32: "float32",
-    pb.DATA_TYPE_FLOAT16: "float16",
-}
-_DTYPES: Mapping[int, np.dtype] = {
-    pb.DATA_TYPE_FLOAT32: np.dtype("<f4"),
-    pb.DATA_TYPE_FLOAT16: np.dtype("<f2"),
-}
-
-
 # ---------------------------------------------------------------- requests, on the server
 
 
@@ -86,22 +57,12 @@ def decode_encode_request(message: pb.EncodeRequest) -> EncodeRequest:
     Raises:
         InvalidRequest: An enum value that does not exist, or an input without content.
     """
-    wanted = any(message.HasField(name) for name in ("pooled", "token_embeddings", "hidden_states", "attention"))
-    attention = message.attention
-    outputs = Outputs(
-        pooled=_decode_pooled(message.pooled) if message.HasField("pooled") or not (wanted or message.tokens) else None,
-        token_embeddings=message.HasField("token_embeddings"),
-        hidden_states=tuple(message.hidden_states.layers) if message.HasField("hidden_states") else None,
-        attention=Attention(tuple(attention.layers), tuple(attention.heads)) if message.HasField("attention") else None,
-        tokens=message.tokens,
-        data_type=_lookup("data_type", _DATA_TYPES, message.data_type),
-    )
     return EncodeRequest(
         inputs=_decode_inputs(message.inputs),
         model=message.model,
-        truncation=_lookup("truncation", _TRUNCATIONS, message.truncation),
+        truncation=lookup("truncation", TRUNCATIONS, message.truncation),
         prompt_name=message.prompt_name if message.HasField("prompt_name") else None,
-        outputs=outputs,
+        outputs=decode_outputs(message),
     )
 
 
@@ -114,14 +75,14 @@ def decode_tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
     return TokenizeRequest(
         inputs=_decode_inputs(message.inputs),
         model=message.model,
-        truncation=_lookup("truncation", _TRUNCATIONS, message.truncation),
+        truncation=lookup("truncation", TRUNCATIONS, message.truncation),
         prompt_name=message.prompt_name if message.HasField("prompt_name") else None,
     )
 
 
 def _decode_inputs(messages: Iterable[pb.Input]) -> tuple[Input, ...]:
     inputs: list[Input] = []
-    for number, message in enumerate(messages):
+    for place, message in enumerate(messages):
         kind = message.WhichOneof("kind")
         if kind == "text":
             inputs.append(TextInput(message.text))
@@ -131,23 +92,8 @@ def _decode_inputs(messages: Iterable[pb.Input]) -> tuple[Input, ...]:
             types = tuple(message.token_ids.token_type_ids)
             inputs.append(TokenIdsInput(tuple(message.token_ids.ids), types or None))
         else:
-            raise InvalidRequest(f"input {number} has no content; set text, pair or token_ids")
+            raise InvalidRequest(f"input {place} has no content; set text, pair or token_ids")
     return tuple(inputs)
-
-
-def _decode_pooled(message: pb.PooledOptions) -> Pooled:
-    return Pooled(
-        pooling=_lookup("pooling", _POOLINGS, message.pooling) if message.pooling else None,
-        normalize=message.normalize if message.HasField("normalize") else None,
-        dimensions=message.dimensions if message.HasField("dimensions") else None,
-    )
-
-
-def _lookup(field: str, names: Mapping[int, Name], number: int) -> Name:
-    if number not in names:
-        known = ", ".join(f"{value} ({name})" for value, name in names.items())
-        raise InvalidRequest(f"{field} {number} is unknown; known: {known}")
-    return names[number]
 
 
 # ---------------------------------------------------------------- requests, on the client
@@ -159,35 +105,17 @@ def encode_encode_request(request: EncodeRequest) -> pb.EncodeRequest:
     Raises:
         InvalidRequest: A name or a text that the wire cannot carry.
     """
-    outputs = request.outputs
     inputs = _encode_inputs(request.inputs)
-    truncation = _number("truncation", _TRUNCATIONS, request.truncation)
-    data_type = _number("data_type", _DATA_TYPES, outputs.data_type)
-    with _ranges_explained("model and prompt_name must be text, tokens True or False"):
+    truncation = number("truncation", TRUNCATIONS, request.truncation)
+    with ranges_explained("model and prompt_name must be text, tokens True or False"):
         message = pb.EncodeRequest(
             model=request.model,
             inputs=inputs,
             truncation=truncation,
             prompt_name=request.prompt_name,
-            tokens=outputs.tokens,
-            data_type=data_type,
+            tokens=request.outputs.tokens,
         )
-    if outputs.pooled is not None:
-        pooled = outputs.pooled
-        number = None if pooled.pooling is None else _number("pooling", _POOLINGS, pooled.pooling)
-        with _ranges_explained("normalize must be True or False, and dimensions a whole number from 1 on"):
-            options = pb.PooledOptions(pooling=number, normalize=pooled.normalize, dimensions=pooled.dimensions)
-        message.pooled.CopyFrom(options)
-    if outputs.token_embeddings:
-        message.token_embeddings.SetInParent()
-    with _ranges_explained("layers and heads must be whole numbers"):
-        if outputs.hidden_states is not None:
-            message.hidden_states.layers.extend(outputs.hidden_states)
-            message.hidden_states.SetInParent()
-        if outputs.attention is not None:
-            message.attention.layers.extend(outputs.attention.layers)
-            message.attention.heads.extend(outputs.attention.heads)
-            message.attention.SetInParent()
+    encode_outputs(request.outputs, message)
     return message
 
 
@@ -198,30 +126,16 @@ def encode_tokenize_request(request: TokenizeRequest) -> pb.TokenizeRequest:
         InvalidRequest: A name or a text that the wire cannot carry.
     """
     inputs = _encode_inputs(request.inputs)
-    truncation = _number("truncation", _TRUNCATIONS, request.truncation)
-    with _ranges_explained("model and prompt_name must be text"):
+    truncation = number("truncation", TRUNCATIONS, request.truncation)
+    with ranges_explained("model and prompt_name must be text"):
         return pb.TokenizeRequest(
             model=request.model, inputs=inputs, truncation=truncation, prompt_name=request.prompt_name
         )
 
 
-class _ranges_explained:  # noqa: N801 - used as a function
-    """Turn protobuf's own complaint about a value into one that says what was expected."""
-
-    def __init__(self, expected: str) -> None:
-        self._expected = expected
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError | TypeError):
-            raise InvalidRequest(f"{self._expected}: {error}") from error
-
-
 def _encode_inputs(inputs: Iterable[Input]) -> list[pb.Input]:
     messages = []
-    for number, item in enumerate(inputs):
+    for place, item in enumerate(inputs):
         try:
             if isinstance(item, TokenIdsInput):
                 ids = pb.TokenIds(ids=item.ids, token_type_ids=item.token_type_ids)
@@ -232,21 +146,14 @@ def _encode_inputs(inputs: Iterable[Input]) -> list[pb.Input]:
                 messages.append(pb.Input(pair=pb.TextPair(first=item.text, second=item.pair)))
         except UnicodeEncodeError as error:
             raise InvalidRequest(
-                f"input {number} cannot be written as UTF-8 (a lone surrogate?): {error.reason}; "
+                f"input {place} cannot be written as UTF-8 (a lone surrogate?): {error.reason}; "
                 "repair it, for instance with text.encode('utf-8', 'replace').decode()"
             ) from error
         except (TypeError, ValueError) as error:
             raise InvalidRequest(
-                f"input {number} must be text, or token ids that are whole numbers from 0: {error}"
+                f"input {place} must be text, or token ids that are whole numbers from 0: {error}"
             ) from error
     return messages
-
-
-def _number(field: str, names: Mapping[int, str], name: str) -> int:
-    for value, known in names.items():
-        if known == name:
-            return value
-    raise InvalidRequest(f"{field} {name!r} is unknown; known: {', '.join(sorted(set(names.values())))}")
 
 
 # ---------------------------------------------------------------- answers, on the server
@@ -280,7 +187,7 @@ def encode_tokenize_result(result: TokenizeResult) -> pb.TokenizeResponse:
 def encode_model_info(info: ModelInfo) -> pb.GetModelResponse:
     """Write a GetModelResponse, whose fields have ModelInfo's names."""
     values = {name: getattr(info, name) for name in ModelInfo.__slots__}
-    values["default_pooling"] = _number("pooling", _POOLINGS, info.default_pooling)
+    values["default_pooling"] = number("pooling", POOLINGS, info.default_pooling)
     values["replicas"] = [pb.Replica(**asdict(replica)) for replica in info.replicas]
     return pb.GetModelResponse(**values)
 
@@ -291,12 +198,12 @@ def encode_error(error: AttencodeError) -> pb.Error:
     return pb.Error(code=error.status.value[0], message=caller_message(error), retry_delay_seconds=delay_s)
 
 
-def encode_tensor(array: NDArray[np.floating] | None) -> pb.Tensor | None:
-    """Write an array of float32 or float16; None stays None."""
+def encode_tensor(array: NDArray[Any] | None) -> pb.Tensor | None:
+    """Write an array of float32, float16 or int32; None stays None."""
     if array is None:
         return None
-    data_type = pb.DATA_TYPE_FLOAT16 if array.dtype == np.float16 else pb.DATA_TYPE_FLOAT32
-    little_endian = array.astype(_DTYPES[data_type], copy=False)
+    data_type = next(number for number, dtype in DTYPES.items() if dtype.name == array.dtype.name)
+    little_endian = array.astype(DTYPES[data_type], copy=False)
     return pb.Tensor(shape=array.shape, data_type=data_type, data=little_endian.tobytes())
 
 
@@ -309,7 +216,16 @@ def _encode_input_result(result: InputResult) -> pb.InputResult:
         token_embeddings=encode_tensor(result.token_embeddings),
         hidden_states=encode_tensor(result.hidden_states),
         attention=encode_tensor(result.attention),
+        attention_keys=encode_tensor(result.attention_keys),
+        query_axis=_encode_axis(result.query_axis),
+        key_axis=_encode_axis(result.key_axis),
+        query_vectors=encode_tensor(result.query_vectors),
+        key_vectors=encode_tensor(result.key_vectors),
     )
+
+
+def _encode_axis(axis: Axis | None) -> pb.Axis | None:
+    return None if axis is None else pb.Axis(starts=[start for start, _ in axis], ends=[end for _, end in axis])
 
 
 def _encode_tokens(tokens: Tokens) -> pb.Tokens:
@@ -352,7 +268,7 @@ def decode_tokenize_response(message: pb.TokenizeResponse) -> TokenizeResult:
 def decode_model_info(message: pb.GetModelResponse) -> ModelInfo:
     """Read a GetModelResponse."""
     values = {name: getattr(message, name) for name in ModelInfo.__slots__}
-    values["default_pooling"] = _POOLINGS.get(message.default_pooling, "")
+    values["default_pooling"] = POOLINGS.get(message.default_pooling, "")
     values["prompts"] = dict(message.prompts)
     values["models"] = list(message.models)
     values["replicas"] = [
@@ -361,14 +277,14 @@ def decode_model_info(message: pb.GetModelResponse) -> ModelInfo:
     return ModelInfo(**values)
 
 
-def decode_tensor(message: pb.Tensor) -> NDArray[np.floating]:
+def decode_tensor(message: pb.Tensor) -> NDArray[Any]:
     """Read a tensor without copying; the array is read-only."""
-    dtype = _DTYPES[message.data_type]
+    dtype = DTYPES[message.data_type]
     return np.frombuffer(message.data, dtype=dtype).reshape(tuple(message.shape))
 
 
 def _decode_input_result(message: pb.InputResult) -> InputResult:
-    tensor: Callable[[str], NDArray[np.floating] | None] = lambda name: (  # noqa: E731
+    tensor: Callable[[str], NDArray[Any] | None] = lambda name: (  # noqa: E731
         decode_tensor(getattr(message, name)) if message.HasField(name) else None
     )
     return InputResult(
@@ -378,7 +294,16 @@ def _decode_input_result(message: pb.InputResult) -> InputResult:
         token_embeddings=tensor("token_embeddings"),
         hidden_states=tensor("hidden_states"),
         attention=tensor("attention"),
+        attention_keys=tensor("attention_keys"),
+        query_axis=_decode_axis(message.query_axis) if message.HasField("query_axis") else None,
+        key_axis=_decode_axis(message.key_axis) if message.HasField("key_axis") else None,
+        query_vectors=tensor("query_vectors"),
+        key_vectors=tensor("key_vectors"),
     )
+
+
+def _decode_axis(message: pb.Axis) -> Axis:
+    return list(zip(message.starts, message.ends, strict=True))
 
 
 def _decode_tokens(message: pb.Tokens) -> Tokens:

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.artifact import Artifact
+from service.attention import ALL
 from service.batching import Graph
 from service.errors import InvalidRequest
-from service.request import ALL, DataType, EncodeRequest, InputResult, Outputs, Pooled
+from service.request import DataType, EncodeRequest, InputResult, Outputs, Pooled
 from service.tokenization import Sequence
 
 Row = Mapping[str, NDArray[np.float32]]

@@ -12,20 +12,24 @@ ROOT = Path(__file__).parents[1]
 # Each module of the service, and what else of the service it may import.
 ALLOWED = {
     "errors": set(),
-    "request": {"errors"},
     "artifact": {"errors"},
     "config": {"errors"},
     "metrics": set(),
     "tokenization": {"artifact", "request", "errors"},
     "batching": {"tokenization"},
-    "outputs": {"artifact", "batching", "request", "tokenization", "errors"},
+    "outputs": {"artifact", "attention", "batching", "request", "tokenization", "errors"},
     "openvino": {"errors"},
     "cuda": {"artifact", "errors"},
     "placement": {"openvino", "cuda", "artifact", "errors"},
     "session": {"artifact", "batching", "placement", "openvino", "cuda", "errors"},
     "runner": {"batching", "session", "request", "errors"},
     "engine": {"batching", "runner", "outputs", "tokenization", "metrics", "errors"},
-    "codec": {"pb", "request", "errors"},
+    "attention": set(),
+    "request": {"attention"},
+    "plain": {"attention", "request", "errors"},
+    "codec_enums": {"pb", "attention", "request", "errors"},
+    "codec_outputs": {"pb", "codec_enums", "attention", "request"},
+    "codec": {"pb", "codec_enums", "codec_outputs", "attention", "request", "errors"},
     "served": {
         *("artifact", "batching", "config", "engine", "errors", "metrics", "outputs", "placement", "request"),
         *("runner", "tokenization"),
@@ -38,9 +42,9 @@ ALLOWED = {
     "replicas": {"artifact", "batching", "config", "placement", "runner", "scaling", "session"},
     "fleet": {"artifact", "batching", "config", "errors", "metrics", "replicas", "request", "runner", "served"},
     "cluster": {"artifact", "config", "errors", "fleet", "placement", "replicas", "served"},
-    "client": {"pb", "codec", "request", "errors"},
+    "client": {"pb", "codec", "attention", "plain", "request", "errors"},
 }
-PB_IMPORTERS = {"codec", "servicer", "server", "client"}
+PB_IMPORTERS = {"codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
 
 
 def imports_of(path: Path) -> set[str]:

@@ -23,11 +23,36 @@ class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_LAST: _ClassVar[Pooling]
     POOLING_SENTENCE: _ClassVar[Pooling]
 
+class Reduction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REDUCTION_UNSPECIFIED: _ClassVar[Reduction]
+    REDUCTION_MEAN: _ClassVar[Reduction]
+    REDUCTION_MAX: _ClassVar[Reduction]
+
+class SpecialTokens(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPECIAL_TOKENS_UNSPECIFIED: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_KEEP: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_DROP: _ClassVar[SpecialTokens]
+    SPECIAL_TOKENS_RENORMALIZE: _ClassVar[SpecialTokens]
+
 class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DATA_TYPE_UNSPECIFIED: _ClassVar[DataType]
     DATA_TYPE_FLOAT32: _ClassVar[DataType]
     DATA_TYPE_FLOAT16: _ClassVar[DataType]
+    DATA_TYPE_INT32: _ClassVar[DataType]
+
+class TensorField(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TENSOR_FIELD_UNSPECIFIED: _ClassVar[TensorField]
+    TENSOR_FIELD_POOLED: _ClassVar[TensorField]
+    TENSOR_FIELD_TOKEN_EMBEDDINGS: _ClassVar[TensorField]
+    TENSOR_FIELD_HIDDEN_STATES: _ClassVar[TensorField]
+    TENSOR_FIELD_ATTENTION: _ClassVar[TensorField]
+    TENSOR_FIELD_ATTENTION_KEYS: _ClassVar[TensorField]
+    TENSOR_FIELD_QUERY_VECTORS: _ClassVar[TensorField]
+    TENSOR_FIELD_KEY_VECTORS: _ClassVar[TensorField]
 TRUNCATION_UNSPECIFIED: Truncation
 TRUNCATION_RIGHT: Truncation
 TRUNCATION_LEFT: Truncation
@@ -38,9 +63,25 @@ POOLING_MEAN: Pooling
 POOLING_MAX: Pooling
 POOLING_LAST: Pooling
 POOLING_SENTENCE: Pooling
+REDUCTION_UNSPECIFIED: Reduction
+REDUCTION_MEAN: Reduction
+REDUCTION_MAX: Reduction
+SPECIAL_TOKENS_UNSPECIFIED: SpecialTokens
+SPECIAL_TOKENS_KEEP: SpecialTokens
+SPECIAL_TOKENS_DROP: SpecialTokens
+SPECIAL_TOKENS_RENORMALIZE: SpecialTokens
 DATA_TYPE_UNSPECIFIED: DataType
 DATA_TYPE_FLOAT32: DataType
 DATA_TYPE_FLOAT16: DataType
+DATA_TYPE_INT32: DataType
+TENSOR_FIELD_UNSPECIFIED: TensorField
+TENSOR_FIELD_POOLED: TensorField
+TENSOR_FIELD_TOKEN_EMBEDDINGS: TensorField
+TENSOR_FIELD_HIDDEN_STATES: TensorField
+TENSOR_FIELD_ATTENTION: TensorField
+TENSOR_FIELD_ATTENTION_KEYS: TensorField
+TENSOR_FIELD_QUERY_VECTORS: TensorField
+TENSOR_FIELD_KEY_VECTORS: TensorField
 
 class Input(_message.Message):
     __slots__ = ("text", "pair", "token_ids")
@@ -89,6 +130,48 @@ class HiddenStatesOptions(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttentionOptions(_message.Message):
+    __slots__ = ("layers", "heads", "reduce_heads", "reduce_layers", "rollout", "queries", "keys", "top_k", "special_tokens", "words")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_HEADS_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    heads: _containers.RepeatedScalarFieldContainer[int]
+    reduce_heads: Reduction
+    reduce_layers: Reduction
+    rollout: bool
+    queries: TokenSelection
+    keys: TokenSelection
+    top_k: int
+    special_tokens: SpecialTokens
+    words: bool
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[int]] = ..., reduce_heads: _Optional[_Union[Reduction, str]] = ..., reduce_layers: _Optional[_Union[Reduction, str]] = ..., rollout: bool = ..., queries: _Optional[_Union[TokenSelection, _Mapping]] = ..., keys: _Optional[_Union[TokenSelection, _Mapping]] = ..., top_k: _Optional[int] = ..., special_tokens: _Optional[_Union[SpecialTokens, str]] = ..., words: bool = ...) -> None: ...
+
+class TokenSelection(_message.Message):
+    __slots__ = ("tokens", "spans")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    spans: _containers.RepeatedCompositeFieldContainer[CharSpan]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., spans: _Optional[_Iterable[_Union[CharSpan, _Mapping]]] = ...) -> None: ...
+
+class CharSpan(_message.Message):
+    __slots__ = ("start", "end", "sequence")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    sequence: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class QueryKeyOptions(_message.Message):
     __slots__ = ("layers", "heads")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -97,17 +180,19 @@ class AttentionOptions(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ..., heads: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("shape", "data_type", "data")
+    __slots__ = ("shape", "data_type", "data", "chunked_bytes")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     shape: _containers.RepeatedScalarFieldContainer[int]
     data_type: DataType
     data: bytes
-    def __init__(self, shape: _Optional[_Iterable[int]] = ..., data_type: _Optional[_Union[DataType, str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    chunked_bytes: int
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., data_type: _Optional[_Union[DataType, str]] = ..., data: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("model", "inputs", "truncation", "prompt_name", "pooled", "token_embeddings", "hidden_states", "attention", "tokens", "data_type")
+    __slots__ = ("model", "inputs", "truncation", "prompt_name", "pooled", "token_embeddings", "hidden_states", "attention", "query_key_vectors", "tokens", "data_type")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATION_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +201,7 @@ class EncodeRequest(_message.Message):
     TOKEN_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    QUERY_KEY_VECTORS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     model: str
@@ -126,9 +212,10 @@ class EncodeRequest(_message.Message):
     token_embeddings: TokenEmbeddingsOptions
     hidden_states: HiddenStatesOptions
     attention: AttentionOptions
+    query_key_vectors: QueryKeyOptions
     tokens: bool
     data_type: DataType
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., prompt_name: _Optional[str] = ..., pooled: _Optional[_Union[PooledOptions, _Mapping]] = ..., token_embeddings: _Optional[_Union[TokenEmbeddingsOptions, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStatesOptions, _Mapping]] = ..., attention: _Optional[_Union[AttentionOptions, _Mapping]] = ..., tokens: bool = ..., data_type: _Optional[_Union[DataType, str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., prompt_name: _Optional[str] = ..., pooled: _Optional[_Union[PooledOptions, _Mapping]] = ..., token_embeddings: _Optional[_Union[TokenEmbeddingsOptions, _Mapping]] = ..., hidden_states: _Optional[_Union[HiddenStatesOptions, _Mapping]] = ..., attention: _Optional[_Union[AttentionOptions, _Mapping]] = ..., query_key_vectors: _Optional[_Union[QueryKeyOptions, _Mapping]] = ..., tokens: bool = ..., data_type: _Optional[_Union[DataType, str]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("pooled", "results", "timings", "model", "model_digest")
@@ -145,7 +232,7 @@ class EncodeResponse(_message.Message):
     def __init__(self, pooled: _Optional[_Union[Tensor, _Mapping]] = ..., results: _Optional[_Iterable[_Union[InputResult, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class InputResult(_message.Message):
-    __slots__ = ("num_tokens", "original_num_tokens", "truncated", "tokens", "token_embeddings", "hidden_states", "attention")
+    __slots__ = ("num_tokens", "original_num_tokens", "truncated", "tokens", "token_embeddings", "hidden_states", "attention", "attention_keys", "query_axis", "key_axis", "query_vectors", "key_vectors")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +240,11 @@ class InputResult(_message.Message):
     TOKEN_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_KEYS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_AXIS_FIELD_NUMBER: _ClassVar[int]
+    KEY_AXIS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    KEY_VECTORS_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     original_num_tokens: int
     truncated: bool
@@ -160,7 +252,20 @@ class InputResult(_message.Message):
     token_embeddings: Tensor
     hidden_states: Tensor
     attention: Tensor
-    def __init__(self, num_tokens: _Optional[int] = ..., original_num_tokens: _Optional[int] = ..., truncated: bool = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., token_embeddings: _Optional[_Union[Tensor, _Mapping]] = ..., hidden_states: _Optional[_Union[Tensor, _Mapping]] = ..., attention: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    attention_keys: Tensor
+    query_axis: Axis
+    key_axis: Axis
+    query_vectors: Tensor
+    key_vectors: Tensor
+    def __init__(self, num_tokens: _Optional[int] = ..., original_num_tokens: _Optional[int] = ..., truncated: bool = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., token_embeddings: _Optional[_Union[Tensor, _Mapping]] = ..., hidden_states: _Optional[_Union[Tensor, _Mapping]] = ..., attention: _Optional[_Union[Tensor, _Mapping]] = ..., attention_keys: _Optional[_Union[Tensor, _Mapping]] = ..., query_axis: _Optional[_Union[Axis, _Mapping]] = ..., key_axis: _Optional[_Union[Axis, _Mapping]] = ..., query_vectors: _Optional[_Union[Tensor, _Mapping]] = ..., key_vectors: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class Axis(_message.Message):
+    __slots__ = ("starts", "ends")
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids", "texts", "char_starts", "char_ends", "byte_starts", "byte_ends", "words", "sequences", "special")
@@ -205,14 +310,28 @@ class EncodeStreamRequest(_message.Message):
     def __init__(self, id: _Optional[int] = ..., request: _Optional[_Union[EncodeRequest, _Mapping]] = ...) -> None: ...
 
 class EncodeStreamResponse(_message.Message):
-    __slots__ = ("id", "response", "error")
+    __slots__ = ("id", "response", "error", "chunk")
     ID_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     id: int
     response: EncodeResponse
     error: Error
-    def __init__(self, id: _Optional[int] = ..., response: _Optional[_Union[EncodeResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    chunk: TensorChunk
+    def __init__(self, id: _Optional[int] = ..., response: _Optional[_Union[EncodeResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., chunk: _Optional[_Union[TensorChunk, _Mapping]] = ...) -> None: ...
+
+class TensorChunk(_message.Message):
+    __slots__ = ("result", "field", "offset", "data")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    result: int
+    field: TensorField
+    offset: int
+    data: bytes
+    def __init__(self, result: _Optional[int] = ..., field: _Optional[_Union[TensorField, str]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "retry_delay_seconds")
