@@ -18,6 +18,39 @@ from torch.nn import functional
 from model.masks import additive
 
 
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    position_bias: Tensor | None = None,
+) -> Tensor:
+    """Compute softmax(Q K^T * scale + position_bias + mask), the first factor of section 3.2.1, equation 1.
+
+    Args:
+        query: (..., query, head_dim); the leading axes, if any, are batch and heads.
+        key: (..., key, head_dim).
+        mask: Boolean (True = may look) or additive.
+        scale: Factor of the scores; 1 / sqrt(head_dim) when None.
+        position_bias: Added to the scores before the mask.
+
+    Returns:
+        The weights (..., query, key); rows sum to 1.
+
+    Raises:
+        ValueError: Axes that do not fit, by their names.
+    """
+    _check_axes(query, key, key)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    for name, term in (("position_bias", position_bias), ("mask", mask)):
+        if term is not None:
+            _check_broadcast(name, term, scores)
+            _check_kind(name, term)
+            scores = scores + additive(term, scores.dtype)
+    return scores.softmax(dim=-1)
+
+
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -32,7 +65,7 @@ def scaled_dot_product_attention(
     """Compute softmax(Q K^T * scale + position_bias + mask) V (section 3.2.1, equation 1).
 
     Args:
-        query: (..., query, head_dim); the leading axes, if any, are batch and heads.
+        query: As `attention_weights` takes it, and so are key, mask, scale and position_bias.
         key: (..., key, head_dim).
         value: (..., key, value_dim).
         mask: Boolean (True = may look) or additive.
@@ -48,17 +81,11 @@ def scaled_dot_product_attention(
         ValueError: Axes that do not fit, by their names.
     """
     _check_axes(query, key, value)
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    for name, term in (("position_bias", position_bias), ("mask", mask)):
-        if term is not None:
-            _check_broadcast(name, term, scores)
-            _check_kind(name, term)
-            scores = scores + additive(term, scores.dtype)
-    weights = scores.softmax(dim=-1)  # (..., query, key), rows sum to 1
+    weights = attention_weights(query, key, mask, scale=scale, position_bias=position_bias)
     if dropout:
         weights = functional.dropout(weights, dropout)
     if head_mask is not None:
-        _check_broadcast("head_mask", head_mask, scores)
+        _check_broadcast("head_mask", head_mask, weights)
         weights = weights * head_mask
     return weights @ value, weights
 
@@ -162,8 +189,7 @@ class MultiHeadAttention(nn.Module):
         """
         self._check_inputs(hidden, key_value_states, head_mask, cache)
         source = hidden if key_value_states is None else key_value_states
-        query = split_heads(self.query(hidden), self.num_heads)  # (batch, heads, query, head_dim)
-        key = split_heads(self.key(source), self.num_heads)  # (batch, heads, key, head_dim)
+        query, key = self.queries_and_keys(hidden, source)
         value = split_heads(self.value(source), self.num_heads)  # (batch, heads, key, head_dim)
         if cache is not None:
             cache = KeyValueCache(torch.cat((cache.key, key), dim=2), torch.cat((cache.value, value), dim=2))
@@ -180,6 +206,15 @@ class MultiHeadAttention(nn.Module):
         )
         output = self.output(merge_heads(context))  # (batch, query, hidden)
         return AttentionOutput(output, weights if output_attentions else None, cache)
+
+    def queries_and_keys(self, hidden: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Project what looks, and what is looked at, as they are multiplied.
+
+        Shape:
+            hidden: (batch, query, hidden); source: (batch, key, hidden)
+            returns: (batch, heads, query, head_dim), (batch, heads, key, head_dim)
+        """
+        return split_heads(self.query(hidden), self.num_heads), split_heads(self.key(source), self.num_heads)
 
     def _check_inputs(
         self, hidden: Tensor, source: Tensor | None, head_mask: Tensor | None, cache: KeyValueCache | None

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.attention import MultiHeadAttention
+from model.attention import MultiHeadAttention, attention_weights
 from model.config import EncoderConfig
 from model.embeddings import Embeddings
 from model.masks import RelativePositionBias, additive, padding_mask
@@ -101,6 +102,18 @@ class EncoderLayer(nn.Module):
         hidden = self.attention_norm(hidden)
         return self.feed_forward_norm(hidden + self.feed_forward(hidden)), weights
 
+    def inspect(self, hidden: Tensor, mask: Tensor, position_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute what this layer's heads look at, given its input, and nothing beyond it.
+
+        Shape:
+            hidden, mask, position_bias: as in `forward`
+            returns: weights (batch, heads, query, key); queries and keys (batch, heads, seq, head_dim)
+        """
+        source = self.attention_norm(hidden) if self.pre_norm else hidden
+        queries, keys = self.attention.queries_and_keys(source, source)
+        scale = self.attention.scale
+        return attention_weights(queries, keys, mask, scale=scale, position_bias=position_bias), queries, keys
+
 
 class Encoder(nn.Module):
     """A whole encoder, its behaviour decided by its config alone."""
@@ -135,9 +148,7 @@ class Encoder(nn.Module):
             input_ids, attention_mask (1 = token, 0 = padding), token_type_ids: (batch, seq) int64
         """
         hidden = self.embeddings(input_ids, token_type_ids)  # (batch, seq, hidden)
-        seq = input_ids.shape[1]
-        mask = additive(padding_mask(attention_mask), hidden.dtype)  # (batch, 1, 1, key)
-        position_bias = None if self.position_bias is None else self.position_bias(seq, seq)
+        mask, position_bias = self._terms(attention_mask, hidden.dtype)
         hidden_states = []
         attentions = []
         for layer in self.layers:
@@ -152,3 +163,20 @@ class Encoder(nn.Module):
             tuple(hidden_states) if output_hidden_states else (),
             tuple(attentions) if output_attentions else (),
         )
+
+    def inspect(self, layer: int, hidden: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute one layer's attention from its input, which is a hidden state of `forward`.
+
+        Shape:
+            hidden: (batch, seq, hidden); attention_mask: (batch, seq) int64
+            returns: weights (batch, heads, query, key); queries and keys (batch, heads, seq, head_dim)
+        """
+        chosen = self.layers[layer]
+        assert isinstance(chosen, EncoderLayer)
+        return chosen.inspect(hidden, *self._terms(attention_mask, hidden.dtype))
+
+    def _terms(self, attention_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Give what every layer adds to its scores: the mask (batch, 1, 1, key), and the position bias if there is."""
+        seq = attention_mask.shape[1]
+        position_bias = None if self.position_bias is None else self.position_bias(seq, seq)
+        return additive(padding_mask(attention_mask), dtype), position_bias

@@ -1,6 +1,7 @@
 """Export: a checkpoint to an artifact folder, the only thing that the service reads.
 
-    encode.onnx, inspect.onnx   the two graphs
+    encode.onnx, states.onnx    the plain graph, and the one that also has every layer's hidden state
+    attention.0.onnx, ...       what each layer's heads look at, from that layer's input
     weights.bin                 their weights, shared
     encode.cuda.onnx            with float16: the first graph for CUDA, fused
     pooled.cuda.onnx            the same, with the model's own pooling alone
@@ -39,7 +40,9 @@ from model.graphs import (
     CUDA_POOLED_FILE,
     CUDA_WEIGHTS_FILE,
     WEIGHTS_FILE,
+    AttentionGraph,
     EncoderGraph,
+    Graph,
     attach_weights,
     fold_weights,
     prune,
@@ -50,7 +53,7 @@ from model.head import SentenceHead
 from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ARTIFACT_FILE = "artifact.json"
 PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
@@ -103,27 +106,34 @@ def export(
         )
     report(f"loaded {source.model_id}: {_size_line(encoder)}")
     with _written_aside(output) as folder:
-        graphs = [
-            EncoderGraph(encoder, head, inspect=inspect, pool_prompt=settings.pool_prompt) for inspect in (False, True)
-        ]
+        graphs = all_graphs(encoder, head, pool_prompt=settings.pool_prompt)
+        plain = graphs[0]
+        assert isinstance(plain, EncoderGraph)
         _write_graphs(folder, graphs, WEIGHTS_FILE)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
         difference = check(folder, graphs)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
         if precision == "float16":
-            parity |= _write_float16(folder, encoder, head, graphs[0], pool_prompt=settings.pool_prompt)
+            parity |= _write_float16(folder, encoder, head, plain, pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
-        _write_description(folder, _description(source, graphs[0], settings, parity))
+        _write_description(folder, _description(source, plain, settings, parity))
     report(f"wrote {output}")
     return output
+
+
+def all_graphs(encoder: Encoder, head: SentenceHead, *, pool_prompt: bool = True) -> list[Graph]:
+    """Give all graphs of an artifact, the plain one first."""
+    layers = range(encoder.config.num_hidden_layers)
+    plain, states = (EncoderGraph(encoder, head, states=wanted, pool_prompt=pool_prompt) for wanted in (False, True))
+    return [plain, states, *(AttentionGraph(encoder, layer) for layer in layers)]
 
 
 def _write_float16(
     folder: Path, encoder: Encoder, head: SentenceHead, plain: EncoderGraph, *, pool_prompt: bool
 ) -> dict[str, float]:
     """Write the graphs for CUDA and give how near they are to the plain one, by the description's names."""
-    fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, inspect=False, pool_prompt=pool_prompt)
+    fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, states=False, pool_prompt=pool_prompt)
     _write_graphs(folder, [fused], CUDA_WEIGHTS_FILE)
     whole = onnx.load_model(folder / fused.file, load_external_data=False)
     onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
@@ -131,8 +141,8 @@ def _write_float16(
     return {f"float16_min_{kind}_cosine": cosine for kind, cosine in cosines.items()}
 
 
-def check(folder: Path, graphs: Sequence[EncoderGraph]) -> float:
-    """Compare both graphs with the torch encoder on padded batches of random tokens.
+def check(folder: Path, graphs: Sequence[Graph]) -> float:
+    """Compare graphs with the torch encoder on padded batches of random tokens.
 
     Returns:
         The largest difference over all outputs, padded places left out; of an output with values above 10
@@ -185,7 +195,7 @@ def check_float16(folder: Path, fused: EncoderGraph, plain: EncoderGraph) -> dic
 
 
 def _compared(
-    folder: Path, graph: EncoderGraph, oracle: EncoderGraph
+    folder: Path, graph: Graph, oracle: Graph
 ) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Yield each output's name, and for each row the oracle's values and the graph's, padded places left out."""
     try:
@@ -201,15 +211,15 @@ def _compared(
         fed = _random_batch(graph, kept)
         with torch.inference_mode():
             expected = oracle(*fed.values())
-        got = session.run(graph.outputs, {name: tensor.numpy() for name, tensor in fed.items()})
+        got = session.run(list(graph.outputs), {name: tensor.numpy() for name, tensor in fed.items()})
         for name, theirs, ours in zip(graph.outputs, expected, got, strict=True):
             for row, length in enumerate(kept):
                 place = _place(name, row, length)
                 yield name, theirs.numpy()[place], ours[place]
 
 
-def _random_batch(graph: EncoderGraph, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Draw a padded batch of random tokens, the graph's inputs by name."""
+def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Draw a padded batch of random tokens, and give the graph's inputs for it by name."""
     config = graph.encoder.config
     draw = torch.Generator().manual_seed(len(lengths))
     shape = (len(lengths), max(lengths))
@@ -217,6 +227,11 @@ def _random_batch(graph: EncoderGraph, lengths: tuple[int, ...]) -> dict[str, to
     ids = torch.randint(config.vocab_size, shape, generator=draw) * mask + config.pad_token_id * (1 - mask)
     fed = {"input_ids": ids, "attention_mask": mask, "pooling_mask": mask}
     fed["token_type_ids"] = torch.randint(max(config.type_vocab_size, 1), shape, generator=draw) * mask
+    if isinstance(graph, AttentionGraph):
+        segments = fed["token_type_ids"] if config.type_vocab_size else None
+        with torch.inference_mode():
+            output = graph.encoder(ids, mask, segments, output_hidden_states=True)
+        fed["hidden_state"] = output.hidden_states[graph.layer]
     return {name: fed[name] for name in graph.inputs}
 
 
@@ -224,12 +239,14 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
     """Say where one row's tokens are in an output."""
     if name.startswith("pooled_"):
         return (row,)
-    if name.startswith("attentions_"):
+    if name == "attention":
         return (row, slice(None), slice(length), slice(length))
+    if name in AttentionGraph.outputs:
+        return (row, slice(None), slice(length))
     return (row, slice(length))
 
 
-def _write_graphs(folder: Path, graphs: Sequence[EncoderGraph], weights: str) -> None:
+def _write_graphs(folder: Path, graphs: Sequence[Graph], weights: str) -> None:
     """Write the graphs and the file of weights that they share."""
     traced = [trace(graph) for graph in graphs]
     names = [fold_weights(model, graph) for model, graph in zip(traced, graphs, strict=True)]
@@ -252,6 +269,7 @@ def _description(
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
         "num_attention_heads": config.num_attention_heads,
+        "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.type_vocab_size,
         "pad_token_id": config.pad_token_id,

@@ -1,9 +1,10 @@
-"""Graphs: an `Encoder` as two ONNX graphs over one set of weights.
+"""Graphs: an `Encoder` as ONNX graphs over one set of weights.
 
-`encode` yields the last hidden state and every pooling of it; `inspect` also yields each layer's
-hidden states and attention weights. The graphs are traced without weights and refer to one external
-file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is
-`encode` alone, for CUDA, with weights of its own.
+`encode` yields the last hidden state and every pooling of it; `states` also yields every layer's hidden state, and
+`attention.0`, `attention.1` and so on yield what one layer's heads look at, given that layer's input: attention costs
+only the layers and the texts that it is asked of. The graphs are traced without weights and refer to one external
+file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is `encode` alone,
+for CUDA, with weights of its own.
 May import: encoder, fused, head, pooling, torch, onnx.
 """
 
@@ -34,20 +35,20 @@ class EncoderGraph(nn.Module):
     """An encoder with its poolings, as a function from named input tensors to named outputs."""
 
     def __init__(
-        self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, inspect: bool, pool_prompt: bool = True
+        self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, states: bool, pool_prompt: bool = True
     ) -> None:
         """Wrap an encoder and its head.
 
         Args:
-            encoder: The encoder; a fused one has no `inspect`.
+            encoder: The encoder; a fused one has no `states`.
             head: Makes the model's own sentence vector.
-            inspect: Adds all hidden states and attention weights to the outputs.
+            states: Adds all hidden states to the outputs.
             pool_prompt: Whether poolings take all tokens; else a `pooling_mask` input says which.
         """
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.inspect = inspect
+        self.states = states
         segments = ["token_type_ids"] if encoder.config.type_vocab_size else []
         self.inputs = ["input_ids", "attention_mask", *segments, *([] if pool_prompt else ["pooling_mask"])]
 
@@ -56,7 +57,7 @@ class EncoderGraph(nn.Module):
         """Name of the graph's file in an artifact."""
         if isinstance(self.encoder, FusedEncoder):
             return "encode.cuda.onnx"
-        return "inspect.onnx" if self.inspect else "encode.onnx"
+        return "states.onnx" if self.states else "encode.onnx"
 
     @property
     def poolings(self) -> list[str]:
@@ -67,11 +68,14 @@ class EncoderGraph(nn.Module):
     def outputs(self) -> list[str]:
         """Names of what `forward` returns, in its order."""
         names = ["last_hidden_state", *(f"pooled_{pooling}" for pooling in self.poolings)]
-        if self.inspect:
-            layers = self.encoder.config.num_hidden_layers
-            names += [f"hidden_states_{layer}" for layer in range(layers + 1)]
-            names += [f"attentions_{layer}" for layer in range(layers)]
+        if self.states:
+            names += [f"hidden_states_{layer}" for layer in range(self.encoder.config.num_hidden_layers + 1)]
         return names
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Give tensors to trace with."""
+        ones = torch.ones(2, 3, dtype=torch.int64)
+        return tuple(torch.zeros_like(ones) if name == "token_type_ids" else ones for name in self.inputs)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run a padded batch; the tensors are those of `inputs`, all (batch, seq) int64."""
@@ -80,22 +84,48 @@ class EncoderGraph(nn.Module):
             fed["input_ids"],
             fed["attention_mask"],
             fed.get("token_type_ids"),
-            output_hidden_states=self.inspect,
-            output_attentions=self.inspect,
+            output_hidden_states=self.states,
         )
         last, mask = output.last_hidden_state, fed.get("pooling_mask", fed["attention_mask"])
         pooled = [POOLINGS[name](last, mask) if name in POOLINGS else self.head(last, mask) for name in self.poolings]
         # An output may not be the same tensor as another one, so the last layer's state is copied.
         hidden_states = (state.clone() for state in output.hidden_states)
-        return (last, *pooled, *hidden_states, *output.attentions)
+        return (last, *pooled, *hidden_states)
 
 
-def trace(graph: EncoderGraph) -> onnx.ModelProto:
+class AttentionGraph(nn.Module):
+    """One layer's attention, as a function from the layer's input and the mask to named outputs."""
+
+    inputs = ("hidden_state", "attention_mask")
+    outputs = ("attention", "query_vectors", "key_vectors")
+
+    def __init__(self, encoder: Encoder, layer: int) -> None:
+        """Wrap a layer, counted from 0, of an encoder."""
+        super().__init__()
+        self.encoder = encoder
+        self.layer = layer
+
+    @property
+    def file(self) -> str:
+        """Name of the graph's file in an artifact."""
+        return f"attention.{self.layer}.onnx"
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Give tensors to trace with."""
+        return torch.zeros(2, 3, self.encoder.config.hidden_size), torch.ones(2, 3, dtype=torch.int64)
+
+    def forward(self, hidden_state: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inspect the layer; shapes as `Encoder.inspect` has them."""
+        return self.encoder.inspect(self.layer, hidden_state, attention_mask)
+
+
+Graph = EncoderGraph | AttentionGraph
+
+
+def trace(graph: Graph) -> onnx.ModelProto:
     """Trace a graph with dynamic batch and length; its weights stay named inputs."""
     axes = {name: {0: "batch", 1: "seq"} for name in graph.inputs}
     axes |= {name: _axes(name) for name in graph.outputs}
-    ones = torch.ones(2, 3, dtype=torch.int64)
-    example = tuple(torch.zeros_like(ones) if name == "token_type_ids" else ones for name in graph.inputs)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # ONNX Runtime's fusions know the attention that the tracing exporter writes, and do not know
@@ -103,10 +133,10 @@ def trace(graph: EncoderGraph) -> onnx.ModelProto:
         warnings.simplefilter("ignore")
         torch.onnx.export(
             graph,
-            example,
+            graph.example(),
             buffer,  # type: ignore[arg-type] # the tracing exporter takes open files too
-            input_names=graph.inputs,
-            output_names=graph.outputs,
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
             dynamic_axes=axes,
             opset_version=OPSET,
             export_params=False,
@@ -119,12 +149,14 @@ def trace(graph: EncoderGraph) -> onnx.ModelProto:
 def _axes(output: str) -> dict[int, str]:
     if output.startswith("pooled_"):
         return {0: "batch"}
-    if output.startswith("attentions_"):
+    if output == "attention":
         return {0: "batch", 2: "seq", 3: "seq"}
+    if output in AttentionGraph.outputs:
+        return {0: "batch", 2: "seq"}
     return {0: "batch", 1: "seq"}
 
 
-def fold_weights(model: onnx.ModelProto, graph: EncoderGraph) -> set[str]:
+def fold_weights(model: onnx.ModelProto, graph: Graph) -> set[str]:
     """Let a traced graph's nodes take transposed weights as they will be stored, in place.
 
     Returns:
@@ -147,7 +179,7 @@ def fold_weights(model: onnx.ModelProto, graph: EncoderGraph) -> set[str]:
     return {name for node in nodes for name in node.input if name.removesuffix(_TRANSPOSED) in weights}
 
 
-def write_weights(path: Path, graph: EncoderGraph, names: set[str]) -> dict[str, onnx.TensorProto]:
+def write_weights(path: Path, graph: Graph, names: set[str]) -> dict[str, onnx.TensorProto]:
     """Write weights once, with a progress bar.
 
     Args:
@@ -173,7 +205,7 @@ def write_weights(path: Path, graph: EncoderGraph, names: set[str]) -> dict[str,
 
 
 def attach_weights(
-    model: onnx.ModelProto, graph: EncoderGraph, names: set[str], references: dict[str, onnx.TensorProto]
+    model: onnx.ModelProto, graph: Graph, names: set[str], references: dict[str, onnx.TensorProto]
 ) -> None:
     """Turn a traced graph's weight inputs into references to the weights file, in place."""
     inputs = [value for value in model.graph.input if value.name in graph.inputs]

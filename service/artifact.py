@@ -13,9 +13,9 @@ from typing import Any
 
 from service.errors import ArtifactError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ARTIFACT_FILE = "artifact.json"
-_FILES = {"encode.onnx", "inspect.onnx", "tokenizer.json", "weights.bin"}
+_FILES = {"encode.onnx", "states.onnx", "tokenizer.json", "weights.bin"}
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
 _CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
@@ -37,6 +37,7 @@ class Artifact:
         hidden_size: Width of every hidden state.
         num_hidden_layers: Encoder layers.
         num_attention_heads: Heads of each layer.
+        head_dim: Width of a query or key vector.
         vocab_size: Token ids are below this.
         type_vocab_size: Segment ids are below this; 0 for a model without segments.
         pad_token_id: Fills padded places.
@@ -61,6 +62,7 @@ class Artifact:
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
+    head_dim: int
     vocab_size: int
     type_vocab_size: int
     pad_token_id: int
@@ -81,6 +83,11 @@ class Artifact:
         return self.sentence_size if pooling == "sentence" else self.hidden_size
 
 
+def attention_file(layer: int) -> str:
+    """Name the file with one layer's attention."""
+    return f"attention.{layer}.onnx"
+
+
 def is_artifact(folder: Path) -> bool:
     """Tell whether a path is a folder with an artifact's description in it."""
     return (folder / ARTIFACT_FILE).is_file()
@@ -93,7 +100,7 @@ def open_artifact(folder: Path) -> Artifact:
         ArtifactError: The folder is no artifact, of another format, or not as it was written.
     """
     artifact, files = _read_description(folder)
-    _verify_files(folder, files)
+    _verify_files(folder, files, _FILES | {attention_file(layer) for layer in range(artifact.num_hidden_layers)})
     return artifact
 
 
@@ -163,10 +170,10 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
-def _verify_files(folder: Path, files: Any) -> None:
-    """Hold each file against its recorded size and digest."""
-    if not isinstance(files, dict) or not files.keys() >= _FILES:
-        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
+def _verify_files(folder: Path, files: Any, wanted: set[str]) -> None:
+    """Hold each file against its recorded size and digest; the wanted ones must be among them."""
+    if not isinstance(files, dict) or not files.keys() >= wanted:
+        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(wanted))}; export the model again")
     if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
         raise ArtifactError(
             f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(missing))} too; export the model again"

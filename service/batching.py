@@ -3,7 +3,7 @@
 Pure: no clock, no I/O, no tasks; `now` is an argument. Callers take turns by what their turns cost, so nobody
 starves and nobody is held up by another's ten thousand texts: the oldest sequence of the caller whose turn it is
 anchors the next batch. It takes along those nearest to it in length, whoever sent them, until padding would cost as
-much as a batch of their own. May import: tokenization, numpy.
+much as a batch of their own. May import: reduce, tokenization, numpy.
 """
 
 from bisect import bisect_left, insort
@@ -17,9 +17,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from service.reduce import Look
 from service.tokenization import Sequence
 
-Graph = Literal["encode", "inspect"]
+Graph = Literal["encode", "states"]
 
 # A caller's turns are remembered, and room is left for it, while it waits and for so many batches after its last row:
 # whoever asks for one text after another is back within a few.
@@ -111,7 +112,7 @@ class WaitingList:
         """Start empty."""
         self._by_arrival: dict[int, Waiting] = {}
         self._by_caller: dict[str, dict[int, Waiting]] = {}
-        self._by_length: dict[Graph, list[tuple[int, int]]] = {"encode": [], "inspect": []}
+        self._by_length: dict[Graph, list[tuple[int, int]]] = {"encode": [], "states": []}
         self._turns: list[tuple[float, int, str]] = []  # (paid, number of the first waiting then, caller), ascending
         self._turn: dict[str, tuple[float, int, str]] = {}  # the same by caller
         self._gone: dict[str, tuple[int, float]] = {}  # caller of whom nothing waits -> batch it left with, paid
@@ -286,6 +287,7 @@ class Batch:
         outputs: Names of the graph's outputs that are wanted.
         lengths: Tokens of each row.
         pooling_mask: Tokens that poolings take; the attention mask but for prompts that are left out.
+        looks: What is wanted of each row's attention, None for nothing; empty where no row's is.
     """
 
     graph: Graph
@@ -295,6 +297,7 @@ class Batch:
     attention_mask: NDArray[np.int64]
     token_type_ids: NDArray[np.int64]
     pooling_mask: NDArray[np.int64]
+    looks: tuple[Look | None, ...] = ()
 
     def row(self, number: int) -> "Batch":
         """Give one row as a batch of its own, with the same padding."""
@@ -306,11 +309,18 @@ class Batch:
             attention_mask=self.attention_mask[one],
             token_type_ids=self.token_type_ids[one],
             pooling_mask=self.pooling_mask[one],
+            looks=self.looks[one],
         )
 
 
 def pad(
-    sequences: SequenceOf[Sequence], graph: Graph, outputs: tuple[str, ...], pad_token_id: int, limits: BatchLimits
+    sequences: SequenceOf[Sequence],
+    graph: Graph,
+    outputs: tuple[str, ...],
+    pad_token_id: int,
+    limits: BatchLimits,
+    *,
+    looks: tuple[Look | None, ...] = (),
 ) -> Batch:
     """Lay sequences into one rectangle."""
     lengths = tuple(sequence.length for sequence in sequences)
@@ -328,7 +338,7 @@ def pad(
         pooling_mask = attention_mask.copy()
         for row, sequence in enumerate(sequences):
             pooling_mask[row, : sequence.unpooled] = 0
-    return Batch(graph, outputs, lengths, input_ids, attention_mask, token_type_ids, pooling_mask)
+    return Batch(graph, outputs, lengths, input_ids, attention_mask, token_type_ids, pooling_mask, looks)
 
 
 def unpad(name: str, array: NDArray[np.float32], row: int, length: int) -> NDArray[np.float32]:
@@ -336,13 +346,7 @@ def unpad(name: str, array: NDArray[np.float32], row: int, length: int) -> NDArr
 
     Shape:
         pooled_*: (batch, dim) -> (dim,)
-        attentions_*: (batch, heads, query, key) -> (heads, tokens, tokens)
         others: (batch, seq, hidden) -> (tokens, hidden)
     """
-    kept: tuple[int | slice, ...] = (row, slice(length))
-    if name.startswith("pooled_"):
-        kept = (row,)
-    elif name.startswith("attentions_"):
-        kept = (row, slice(None), slice(length), slice(length))
-    part: NDArray[np.float32] = array[kept]
+    part: NDArray[np.float32] = array[row] if name.startswith("pooled_") else array[row, :length]
     return part

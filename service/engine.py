@@ -3,7 +3,7 @@
 One event loop, no locks. `submit` puts a request's sequences into the waiting list and awaits their rows;
 whenever the runner has room, `batching.plan` says what runs next. A request whose caller is gone, or whose
 deadline passed, leaves the queue at once.
-May import: batching, runner, outputs, metrics, errors.
+May import: batching, reduce, runner, outputs, metrics, errors.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from service import metrics
 from service.batching import BatchLimits, BatchPlan, Graph, Waiting, WaitingList, pad, plan, unpad
 from service.errors import AttencodeError, DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable
 from service.outputs import Row
+from service.reduce import Look
 from service.runner import BatchResult, Runner
 from service.tokenization import Sequence
 
@@ -51,6 +52,7 @@ class _Job:
     sequences: SequenceOf[Sequence]
     outputs: frozenset[str]
     graph: Graph
+    looks: SequenceOf[Look]
     deadline_s: float | None
     done: asyncio.Future[Encoded]
     rows: dict[int, Row] = field(default_factory=dict)
@@ -168,16 +170,19 @@ class Engine:
         outputs: frozenset[str],
         graph: Graph,
         deadline_s: float | None,
+        *,
         origin: str = "",
+        looks: SequenceOf[Look] = (),
     ) -> Encoded:
         """Run a request's sequences and give their rows back.
 
         Args:
             sequences: At least one.
-            outputs: Names of graph outputs, at least one.
+            outputs: Names of graph outputs.
             graph: The graph that has them.
             deadline_s: On the clock of `time.monotonic`; None for none.
             origin: Who asks; callers take turns.
+            looks: What is wanted of each sequence's attention; empty for nothing.
 
         Raises:
             Unavailable: The engine is not started, or is stopping.
@@ -187,7 +192,7 @@ class Engine:
             Outdated: The model was replaced meanwhile.
         """
         self.check_room(len(sequences), deadline_s)
-        job = _Job(sequences, outputs, graph, deadline_s, asyncio.get_running_loop().create_future())
+        job = _Job(sequences, outputs, graph, looks, deadline_s, asyncio.get_running_loop().create_future())
         now = time.monotonic()
         for place, sequence in enumerate(sequences):
             number = next(self._numbers)
@@ -324,7 +329,9 @@ class Engine:
         try:
             sequences = [job.sequences[place] for job, place in taken]
             outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
-            batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits)
+            looks = tuple(job.looks[place] if job.looks else None for job, place in taken)
+            looks = looks if any(looks) else ()
+            batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits, looks=looks)
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
             deadline_s = _latest(job.deadline_s for job, _ in taken)
             self._alone = self._alone + 1 if self._submitted == self._running == 1 and not len(self._waiting) else 0
@@ -349,12 +356,13 @@ class Engine:
                 self._fail([(job, place)], result.failed[row])
                 continue
             length = job.sequences[place].length
-            job.rows[place] = {name: unpad(name, result.arrays[name], row, length) for name in job.outputs}
+            rows = {name: unpad(name, result.arrays[name], row, length) for name in job.outputs}
+            job.rows[place] = {**rows, **result.looked.get(row, {})}
             job.queue_s = max(job.queue_s, waited_s)
             job.inference_s = max(job.inference_s, result.inference_s)
             if len(job.rows) == len(job.sequences) and not job.done.done():
-                rows = [job.rows[index] for index in range(len(job.sequences))]
-                job.done.set_result(Encoded(rows, job.queue_s, job.inference_s))
+                done = [job.rows[index] for index in range(len(job.sequences))]
+                job.done.set_result(Encoded(done, job.queue_s, job.inference_s))
 
     def _fail(self, taken: list[tuple[_Job, int]], error: Exception) -> None:
         """Tell each caller of a failed batch, once."""

@@ -303,6 +303,7 @@ class RayRunner:
         return BatchResult(
             _joined(results, len(batch.lengths)),
             max((result.inference_s for result in results.values()), default=0.0),
+            {row: result.looked[0] for row, result in results.items() if result.looked},
             failed,
         )
 
@@ -358,23 +359,21 @@ class RayRunner:
 
 
 def answer_bytes(batch: Batch, artifact: Artifact) -> int:
-    """Count the bytes of a batch's outputs, float32, padding included."""
+    """Count the bytes of a batch's outputs: float32 with padding, and what is wanted of rows' attention."""
     rows, seq = batch.input_ids.shape
     numbers = 0
     for name in batch.outputs:
         if name.startswith("pooled_"):
             numbers += rows * artifact.pooled_size(name.removeprefix("pooled_"))
-        elif name.startswith("attentions_"):
-            numbers += rows * artifact.num_attention_heads * seq * seq
         else:
             numbers += rows * seq * artifact.hidden_size
-    return 4 * numbers
+    return 4 * numbers + sum(look.bytes for look in batch.looks if look is not None)
 
 
 def _result(answer: Answer) -> BatchResult:
     if answer.error:
         raise RuntimeError(f"replica {answer.identity.id} on {answer.identity.node}: {answer.error}")
-    return BatchResult(answer.arrays or {}, answer.inference_s)
+    return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked)
 
 
 def _joined(results: Mapping[int, BatchResult], rows: int) -> dict[str, NDArray[np.float32]]:

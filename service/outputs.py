@@ -1,27 +1,28 @@
 """Outputs: what a request may ask for, which graph outputs that takes, and the answer cut from them.
 
-Pure numpy. May import: artifact, batching, request, tokenization, errors.
+Pure numpy. May import: artifact, attention, batching, reduce, request, tokenization, errors.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.artifact import Artifact
-from service.attention import ALL
+from service.attention import Attention, QueryKeyVectors
 from service.batching import Graph
 from service.errors import InvalidRequest
-from service.request import DataType, EncodeRequest, InputResult, Outputs, Pooled
+from service.reduce import ITEM_BYTES, Look, look_at
+from service.request import DataType, InputResult, Outputs, Pooled
 from service.tokenization import Sequence
 
-Row = Mapping[str, NDArray[np.float32]]
-"""One sequence's part of every graph output that was fetched, by name, without padding."""
+Row = Mapping[str, NDArray[Any]]
+"""One sequence's part of every graph output that was fetched, by name, without padding, and what was looked at."""
 
-_ITEM_BYTES: Mapping[DataType, int] = {"float32": 4, "float16": 2}
 _FLOAT16_MAX = 65504.0
 
 
@@ -35,10 +36,11 @@ class Selection:
         dimensions: Leading dimensions that are kept.
         token_embeddings: Whether the last hidden state is wanted.
         hidden_states: Layers, 0 to layers, or None.
-        attention_layers: Layers, 0 to layers - 1, or None.
-        attention_heads: Heads, 0 to heads - 1.
+        attention: Options with layers from 0 to layers - 1 and heads from 0 to heads - 1, or None.
+        vectors: Query and key vectors, likewise.
         data_type: Element type of the answer.
         model_hidden_size: Width of a hidden state.
+        head_dim: Width of a query or key vector.
         last_layer: Number of the layer whose output is the last hidden state.
     """
 
@@ -47,41 +49,75 @@ class Selection:
     dimensions: int
     token_embeddings: bool
     hidden_states: tuple[int, ...] | None
-    attention_layers: tuple[int, ...] | None
-    attention_heads: tuple[int, ...]
+    attention: Attention | None
+    vectors: QueryKeyVectors | None
     data_type: DataType
     model_hidden_size: int
+    head_dim: int
     last_layer: int
 
     @cached_property
     def graph(self) -> Graph:
         """Name the cheapest graph that yields all of it."""
         inner_states = any(layer != self.last_layer for layer in self.hidden_states or ())
-        return "inspect" if inner_states or self.attention_layers is not None else "encode"
+        return "states" if inner_states or self.looks_inside else "encode"
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether anything of the attention itself is wanted."""
+        return self.attention is not None or self.vectors is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the model must run at all."""
+        return bool(self.graph_outputs) or self.looks_inside
 
     @property
     def by_token(self) -> bool:
         """Whether the answer grows with its inputs' lengths."""
-        return self.token_embeddings or self.hidden_states is not None or self.attention_layers is not None
+        return self.token_embeddings or self.hidden_states is not None or self.looks_inside
 
     @cached_property
     def graph_outputs(self) -> frozenset[str]:
         """Name the graph outputs that it takes."""
         names = {self._state_name(layer) for layer in self.hidden_states or ()}
-        names |= {f"attentions_{layer}" for layer in self.attention_layers or ()}
         if self.pooling is not None:
             names.add(f"pooled_{self.pooling}")
         if self.token_embeddings:
             names.add("last_hidden_state")
         return frozenset(names)
 
-    def answer_bytes(self, lengths: SequenceOf[int]) -> int:
-        """Count the bytes of an answer's tensors for sequences of these lengths."""
+    def looks(self, sequences: SequenceOf[Sequence]) -> tuple[Look, ...]:
+        """Say what is wanted of each sequence's attention; empty where nothing is.
+
+        Raises:
+            InvalidRequest: A token or a span that a sequence does not have.
+        """
+        if not self.looks_inside:
+            return ()
+        looks = []
+        for number, sequence in enumerate(sequences):
+            assert sequence.tokens is not None, "attention was asked of a sequence whose tokens were not described"
+            try:
+                looks.append(
+                    look_at(
+                        self.attention,
+                        self.vectors,
+                        sequence.tokens,
+                        head_dim=self.head_dim,
+                        data_type=self.data_type,
+                    )
+                )
+            except InvalidRequest as error:
+                raise InvalidRequest(f"input {number}: {error}") from error
+        return tuple(looks)
+
+    def answer_bytes(self, lengths: SequenceOf[int], looks: SequenceOf[Look] = ()) -> int:
+        """Count the bytes of an answer's tensors for sequences of these lengths, and what is wanted of them."""
         states = int(self.token_embeddings) + len(self.hidden_states or ())
-        maps = len(self.attention_layers or ()) * len(self.attention_heads)
         numbers = len(lengths) * self.dimensions if self.pooling is not None else 0
-        numbers += sum(states * length * self.model_hidden_size + maps * length * length for length in lengths)
-        return numbers * _ITEM_BYTES[self.data_type]
+        numbers += states * self.model_hidden_size * sum(lengths)
+        return numbers * ITEM_BYTES[self.data_type] + sum(look.bytes for look in looks)
 
     def pooled(self, rows: SequenceOf[Row]) -> NDArray[np.floating] | None:
         """Stack the pooled vectors of a request's rows: (inputs, dim)."""
@@ -94,16 +130,24 @@ class Selection:
             vectors = vectors / np.maximum(norms, 1e-12)
         return self._cast(vectors)
 
-    def result(self, sequence: Sequence, row: Row) -> InputResult:
+    def result(self, sequence: Sequence, row: Row, look: Look | None = None) -> InputResult:
         """Cut one input's tensors out of its row."""
         states = self.hidden_states
-        layers, heads = self.attention_layers, list(self.attention_heads)
         embeddings = self._cast(row["last_hidden_state"]) if self.token_embeddings else None
         hidden = None if states is None else np.stack([self._cast(row[self._state_name(layer)]) for layer in states])
-        attention = None
-        if layers is not None:
-            attention = np.stack([self._cast(row[f"attentions_{layer}"][heads]) for layer in layers])
-        return InputResult(sequence.length, sequence.original_length, sequence.tokens, embeddings, hidden, attention)
+        plain = InputResult(sequence.length, sequence.original_length, sequence.tokens, embeddings, hidden)
+        if look is None:
+            return plain
+        weights = self.attention is not None
+        return replace(
+            plain,
+            attention=row.get("attention"),
+            attention_keys=row.get("attention_keys"),
+            query_axis=look.axis(look.queries) if weights else None,
+            key_axis=look.axis(look.keys) if weights else None,
+            query_vectors=self._cast(row["query_vectors"]) if self.vectors else None,
+            key_vectors=self._cast(row["key_vectors"]) if self.vectors else None,
+        )
 
     def _state_name(self, layer: int) -> str:
         return "last_hidden_state" if layer == self.last_layer else f"hidden_states_{layer}"
@@ -124,6 +168,8 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
     """
     if outputs.pooled is None and not outputs.by_token:
         raise InvalidRequest("no output is asked for; ask for pooled, token_embeddings, hidden_states or attention")
+    if outputs.attention is not None and outputs.attention.rollout and outputs.attention.reduce_layers is not None:
+        raise InvalidRequest("rollout goes through the layers itself; leave reduce_layers out")
     pooled = outputs.pooled or Pooled()
     pooling = pooled.pooling or artifact.pooling
     if pooling not in artifact.poolings:
@@ -132,39 +178,45 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
     dimensions = size if pooled.dimensions is None else pooled.dimensions
     if not 1 <= dimensions <= size:
         raise InvalidRequest(f"dimensions {dimensions} must be from 1 to the model's {size}")
-    states, attention = outputs.hidden_states, outputs.attention
+    states = outputs.hidden_states
     return Selection(
         pooling=pooling if outputs.pooled is not None else None,
         normalize=artifact.normalize if pooled.normalize is None else pooled.normalize,
         dimensions=dimensions,
         token_embeddings=outputs.token_embeddings,
         hidden_states=None if states is None else _resolve("hidden state layer", states, layers + 1),
-        attention_layers=None if attention is None else _resolve("attention layer", attention.layers, layers),
-        attention_heads=_resolve("head", attention.heads if attention else ALL, artifact.num_attention_heads),
+        attention=_resolved(outputs.attention, artifact),
+        vectors=_resolved(outputs.query_key_vectors, artifact),
         data_type=outputs.data_type,
         model_hidden_size=artifact.hidden_size,
+        head_dim=artifact.head_dim,
         last_layer=layers,
     )
 
 
-def check_answer_size(selection: Selection, request: EncodeRequest, lengths: SequenceOf[int], most: int) -> None:
+def check_answer_size(selection: Selection, size: int, inputs: int, most: int) -> None:
     """Refuse, before anything is computed, an answer that would not fit into a message.
 
     Args:
         selection: The request's resolved outputs.
-        request: The request itself.
-        lengths: Tokens of each input.
+        size: Bytes of the answer's tensors.
+        inputs: How many inputs the request has.
         most: Largest message in bytes.
 
     Raises:
         InvalidRequest: It would be larger; the message names the options that make it fit.
     """
-    size = selection.answer_bytes(lengths)
     if size <= most:
         return
-    advice = ["fewer inputs"] if len(request.inputs) > 1 else []
-    if selection.attention_layers is not None and len(selection.attention_layers) * len(selection.attention_heads) > 1:
-        advice.append("fewer attention layers or heads")
+    advice = ["fewer inputs"] if inputs > 1 else []
+    attention = selection.attention
+    if attention is not None:
+        if not (attention.rollout or attention.reduce_layers or attention.reduce_heads):
+            advice.append("fewer attention layers or heads or reduce_heads" if _several(attention) else "fewer queries")
+        if not attention.top_k:
+            advice.append("top_k")
+    if selection.vectors is not None and _several(selection.vectors):
+        advice.append("fewer layers or heads of query_key_vectors")
     if len(selection.hidden_states or ()) > 1:
         advice.append("fewer hidden state layers")
     if selection.pooling is not None and selection.dimensions > 1:
@@ -177,6 +229,21 @@ def check_answer_size(selection: Selection, request: EncodeRequest, lengths: Seq
         f"the answer would hold {size:,} bytes of tensors, more than this server's {most:,}; "
         f"ask for {' or '.join(advice)}"
     )
+
+
+def _several(asked: Attention | QueryKeyVectors) -> bool:
+    return len(asked.layers) * len(asked.heads) > 1
+
+
+Asked = TypeVar("Asked", Attention, QueryKeyVectors)
+
+
+def _resolved(asked: Asked | None, artifact: Artifact) -> Asked | None:
+    """Turn a choice of layers and heads into numbers from 0."""
+    if asked is None:
+        return None
+    layers = _resolve("attention layer", asked.layers, artifact.num_hidden_layers)
+    return replace(asked, layers=layers, heads=_resolve("head", asked.heads, artifact.num_attention_heads))
 
 
 def _resolve(what: str, numbers: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ May import: artifact, batching, config, runner, scaling, session, placement, ray
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -126,6 +126,7 @@ class Answer:
     Attributes:
         identity: Of the replica.
         arrays: The outputs; None when the replica serves another artifact than was asked for, or failed.
+        looked: What was wanted of rows' attention.
         inference_s: How long the graph ran.
         in_flight: Batches that the replica still holds.
         error: What went wrong in the model, for the log.
@@ -133,6 +134,7 @@ class Answer:
 
     identity: Identity
     arrays: Mapping[str, NDArray[np.float32]] | None = None
+    looked: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     inference_s: float = 0.0
     in_flight: int = 0
     error: str = ""
@@ -175,7 +177,7 @@ class EncoderReplica:
         finally:
             self._in_flight -= 1
         self._load.note_batch(batch.input_ids.size, result.inference_s)
-        return Answer(self._identity, result.arrays, result.inference_s, self._in_flight)
+        return Answer(self._identity, result.arrays, result.looked, result.inference_s, self._in_flight)
 
     async def identify(self, backlog: Backlog) -> tuple[Identity, int]:
         """Say who this is and how many batches it holds."""

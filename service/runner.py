@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Thread, get_native_id
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,13 @@ class BatchResult:
     Attributes:
         arrays: The batch's outputs by name, padding included.
         inference_s: How long the graph ran.
+        looked: What was wanted of rows' attention: row -> arrays by the names of `InputResult`.
         failed: Rows that have no place in the arrays' meaning, each with its error.
     """
 
     arrays: Mapping[str, NDArray[np.float32]]
     inference_s: float
+    looked: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     failed: Mapping[int, Exception] = field(default_factory=dict)
 
 
@@ -214,7 +216,9 @@ class LocalRunner:
 def _timed(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
     started = time.perf_counter()
     arrays = session.run(batch, alone=alone)
-    return BatchResult(arrays, time.perf_counter() - started)
+    looked = session.look(batch, arrays) if batch.looks else {}
+    wanted = {name: arrays[name] for name in batch.outputs}
+    return BatchResult(wanted, time.perf_counter() - started, looked)
 
 
 def _settle(future: asyncio.Future[BatchResult], result: BatchResult | Exception) -> None:

@@ -142,29 +142,34 @@ class EncoderServicer:
         """Answer a request by one version of its model from beginning to end."""
         request = call.request
         selection = served.select(request.outputs)
-        if selection.graph_outputs:
+        if selection.runs:
             served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
         async with budget or nullcontext():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
-            check_answer_size(selection, request, lengths, self._limits.max_message_bytes)
+            looks = selection.looks(sequences)
+            size = selection.answer_bytes(lengths, looks)
+            check_answer_size(selection, size, len(lengths), self._limits.max_message_bytes)
             if budget is not None:
-                await budget.take(call.message, selection.answer_bytes(lengths))
-        if selection.graph_outputs:
+                await budget.take(call.message, size)
+        if selection.runs:
             outputs, graph = selection.graph_outputs, selection.graph
-            encoded = await served.engine.submit(sequences, outputs, graph, call.deadline_s, call.origin)
+            encoded = await served.engine.submit(
+                sequences, outputs, graph, call.deadline_s, origin=call.origin, looks=looks
+            )
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:
             rows, queue_s, inference_s = [{}] * len(sequences), 0.0, 0.0
 
         def build() -> Answer:
-            results = [selection.result(sequence, row) for sequence, row in zip(sequences, rows, strict=True)]
+            each = zip(sequences, rows, looks or [None] * len(rows), strict=True)
+            results = [selection.result(sequence, row, look) for sequence, row, look in each]
             timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
             pooled = selection.pooled(rows)
             result = EncodeResult(pooled, results, timings, served.name, served.artifact.digest)
             return finish(codec.encode_encode_result(result))
 
-        return await off_loop(build, when=selection.answer_bytes(lengths) > _INLINE_ANSWER_BYTES)
+        return await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
 
     async def _tokenize(self, data: bytes, _context: Context) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))

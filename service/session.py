@@ -1,7 +1,7 @@
 """Session: an artifact on an execution provider. Arrays in, arrays out.
 
 ONNX Runtime is the one runtime; what differs is the provider. There is no silent fallback from one to another.
-May import: artifact, batching, placement, openvino, cuda, errors, onnxruntime, numpy.
+May import: artifact, batching, placement, reduce, openvino, cuda, errors, onnxruntime, numpy.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,14 @@ from service.artifact import Artifact
 from service.batching import Batch, Graph
 from service.errors import ProviderError
 from service.placement import Placement
+from service.reduce import Reducer
 
 _WARM_UP_LENGTHS = (16, 32, 64, 128)  # on the ladder of padded lengths
 _WARM_UP_TOKENS = 256
 
 
 class Session:
-    """Both graphs of an artifact on one provider; `inspect` is loaded when it is first needed.
+    """The graphs of an artifact on one provider; all but `encode` are loaded when they are first needed.
 
     Runs may come from several threads at once. With several streams the plain graph is loaded twice: side by side,
     batches run on a few threads each, which costs no waiting of threads for one another; a batch that is alone runs
@@ -43,7 +44,7 @@ class Session:
         self.placement = placement
         self._threads = threads
         self.streams = 1 if placement.provider == "cuda" else streams  # there runs share one session
-        self._sessions: dict[tuple[Graph, int], Any] = {}  # by graph and streams
+        self._sessions: dict[tuple[str, int], Any] = {}  # by graph and streams
         self._lock = Lock()
 
     def load(self, graph: Graph = "encode") -> None:
@@ -86,20 +87,46 @@ class Session:
             alone: Whether no other batch runs beside it.
 
         Returns:
-            The batch's outputs by name, float32, padding included.
+            The batch's outputs by name, and what `look` takes, float32, padding included.
         """
-        streams = 1 if alone or batch.graph == "inspect" else self.streams
+        streams = 1 if alone or batch.graph == "states" else self.streams
         session = self._sessions.get((batch.graph, streams)) or self._loaded(batch.graph, streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
-        return dict(zip(batch.outputs, session.run(batch.outputs, feeds), strict=True))
+        names = list(dict.fromkeys((*batch.outputs, *(_state(layer) for layer in _layers(batch)))))
+        return dict(zip(names, session.run(names, feeds), strict=True))
 
-    def _loaded(self, graph: Graph, streams: int) -> Any:
+    def look(self, batch: Batch, arrays: Mapping[str, NDArray[np.float32]]) -> dict[int, Mapping[str, NDArray[Any]]]:
+        """Compute the attention that is wanted of a batch's rows, each row by itself and without its padding.
+
+        Args:
+            batch: The batch.
+            arrays: What `run` gave for it.
+
+        Returns:
+            Row -> arrays by the names of `InputResult`.
+        """
+        reducers = {row: Reducer(look) for row, look in enumerate(batch.looks) if look is not None}
+        for layer in _layers(batch):
+            session = self._loaded(f"attention.{layer}", 1)
+            for row, reducer in reducers.items():
+                look = batch.looks[row]
+                if look is None or layer not in look.layers:
+                    continue
+                state = arrays[_state(layer)][row : row + 1, : look.length]
+                feeds = {"hidden_state": state, "attention_mask": np.ones((1, look.length), np.int64)}
+                names = look.outputs(layer)
+                reducer.add(
+                    layer, {name: array[0] for name, array in zip(names, session.run(names, feeds), strict=True)}
+                )
+        return {row: reducer.arrays() for row, reducer in reducers.items()}
+
+    def _loaded(self, graph: str, streams: int) -> Any:
         with self._lock:
             if (graph, streams) not in self._sessions:
                 self._sessions[graph, streams] = self._create(graph, streams)
             return self._sessions[graph, streams]
 
-    def _create(self, graph: Graph, streams: int) -> Any:
+    def _create(self, graph: str, streams: int) -> Any:
         import onnxruntime  # noqa: PLC0415
 
         options = onnxruntime.SessionOptions()
@@ -117,3 +144,13 @@ class Session:
             raise
         except Exception as error:  # ONNX Runtime raises a kind of its own for each status
             raise ProviderError(f"{provider} cannot load {path}: {error}") from error
+
+
+def _layers(batch: Batch) -> list[int]:
+    """List the layers that some row's attention is wanted of."""
+    return sorted({layer for look in batch.looks if look is not None for layer in look.layers})
+
+
+def _state(layer: int) -> str:
+    """Name the graph output that is a layer's input."""
+    return f"hidden_states_{layer}"

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModel, PreTrainedTokenizerFast, T5EncoderModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -122,3 +125,21 @@ def oracle(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
     """Give transformers' own answer, with all hidden states and attentions."""
     with torch.inference_mode():
         return model(input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
+
+
+def run_graphs(artifact: Path, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+    """Run all of an artifact's graphs on the CPU provider; gives `states`' outputs, and attentions_0 and so on."""
+    states, *layers = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        for path in (artifact / "states.onnx", *sorted(artifact.glob("attention.*.onnx"), key=_layer))
+    )
+    names = [put.name for put in states.get_outputs()]
+    arrays = dict(zip(names, states.run(names, {put.name: fed[put.name] for put in states.get_inputs()}), strict=True))
+    for layer, session in enumerate(layers):
+        inputs = {"hidden_state": arrays[f"hidden_states_{layer}"], "attention_mask": fed["attention_mask"]}
+        arrays[f"attentions_{layer}"] = session.run(["attention"], inputs)[0]
+    return arrays
+
+
+def _layer(graph: Path) -> int:
+    return int(graph.name.split(".")[1])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +41,6 @@ def measure(case: str, folder: Path) -> list[float]:
     model = families.save(case, folder / "checkpoint")
     encoder = load_encoder(folder / "checkpoint")
     artifact = export(str(folder / "checkpoint"), folder / "artifact", report=lambda _line: None)
-    session = onnxruntime.InferenceSession(artifact / "inspect.onnx", providers=["CPUExecutionProvider"])
     worst = np.zeros(4)
     for lengths in LENGTHS:
         ids, mask = families.padded_batch(model, lengths)
@@ -53,9 +51,7 @@ def measure(case: str, folder: Path) -> list[float]:
         ours = {f"hidden_states_{layer}": state.numpy() for layer, state in enumerate(output.hidden_states)}
         ours |= {f"attentions_{layer}": weights.numpy() for layer, weights in enumerate(output.attentions)}
         fed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "token_type_ids": types.numpy()}
-        names = [put.name for put in session.get_outputs()]
-        run = session.run(names, {put.name: fed[put.name] for put in session.get_inputs()})
-        exported = dict(zip(names, run, strict=True))
+        exported = families.run_graphs(artifact, fed)
         worst = np.maximum(worst, [*differences(ours, expected, mask), *differences(exported, expected, mask)])
     return [float(value) for value in worst]
 

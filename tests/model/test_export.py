@@ -17,14 +17,16 @@ import torch
 
 from model.checkpoint import load_encoder
 from model.errors import CheckpointError, ExportError
-from model.export import MAX_DIFFERENCE, check, export
-from model.graphs import EncoderGraph
+from model.export import MAX_DIFFERENCE, all_graphs, check, export
 from model.head import SentenceHead
 from service.artifact import open_artifact
 from service.errors import ArtifactError
 
 ROOT = Path(__file__).parents[2]
-FILES = {"artifact.json", "encode.onnx", "inspect.onnx", "tokenizer.json", "weights.bin"}
+FILES = {
+    *("artifact.json", "tokenizer.json", "weights.bin"),
+    *("encode.onnx", "states.onnx", "attention.0.onnx", "attention.1.onnx"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +57,10 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def test_the_documented_files_and_no_other(tiny_artifact: Path, minilm_artifact: Path):
-    """An artifact holds the five files, whoever may read them, and nothing is left beside it."""
+    """An artifact holds its files and a graph for each layer, whoever may read them, and nothing is left beside it."""
     for folder in (tiny_artifact, minilm_artifact):
-        assert names_in(folder) == FILES
+        layers = read_description(folder)["num_hidden_layers"]
+        assert names_in(folder) == FILES | {f"attention.{layer}.onnx" for layer in range(layers)}
         assert names_in(folder.parent) == {folder.name}
         assert folder.stat().st_mode & 0o777 == 0o755
 
@@ -135,7 +138,7 @@ def test_a_changed_file_is_noticed(copied: Path, name: str):
 def test_other_numbers_are_noticed(copied: Path, checkpoint: Path):
     """Graphs that do not compute what torch computes fail the check that an export ends with."""
     encoder = load_encoder(checkpoint)
-    graphs = [EncoderGraph(encoder, SentenceHead(["mean"]), inspect=inspect) for inspect in (False, True)]
+    graphs = all_graphs(encoder, SentenceHead(["mean"]))
     assert check(copied, graphs) <= MAX_DIFFERENCE
     weights = onnx.load(copied / "encode.onnx", load_external_data=False).graph.initializer
     changed = next(one for one in weights if one.name == "encoder.layers.1.feed_forward_norm.bias")

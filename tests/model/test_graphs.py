@@ -13,12 +13,14 @@ def external_weights(graph: Path) -> dict[str, dict[str, str]]:
     return {one.name: {entry.key: entry.value for entry in one.external_data} for one in initializers}
 
 
-def test_both_graphs_share_their_weights(minilm_artifact: Path):
-    """Every weight of encode.onnx lies at the same place of the same file as that of inspect.onnx."""
+def test_graphs_share_their_weights(minilm_artifact: Path):
+    """Every weight of a graph lies at the same place of the same file as that of encode.onnx."""
     encode = external_weights(minilm_artifact / "encode.onnx")
-    inspect = external_weights(minilm_artifact / "inspect.onnx")
     assert encode
-    assert encode == inspect
+    assert external_weights(minilm_artifact / "states.onnx") == encode
+    attention = external_weights(minilm_artifact / "attention.3.onnx")
+    assert len(attention) == 4  # W^Q, W^K and their biases
+    assert attention.items() <= encode.items()
     size = (minilm_artifact / "weights.bin").stat().st_size
     for place in encode.values():
         assert place["location"] == "weights.bin"
@@ -29,17 +31,17 @@ def test_both_graphs_share_their_weights(minilm_artifact: Path):
 
 def test_graphs_are_small(minilm_artifact: Path):
     """A graph holds no weights of its own: below 1 MB each, with the real model's 90 MB beside them."""
-    for name in ("encode.onnx", "inspect.onnx"):
+    for name in ("encode.onnx", "states.onnx", "attention.0.onnx"):
         assert (minilm_artifact / name).stat().st_size < 10**6
     assert (minilm_artifact / "weights.bin").stat().st_size > 90 * 10**6
 
 
-def test_attention_weights_are_an_output_of_inspect_alone(tiny_artifact: Path):
-    """encode.onnx yields the last hidden state and the poolings; inspect.onnx every layer's too."""
-    encode, inspect = (
+def test_each_graph_yields_its_own(tiny_artifact: Path):
+    """encode.onnx yields the last hidden state and the poolings, states.onnx every state too, the others attention."""
+    encode, states, *attention = (
         [output.name for output in onnx.load(tiny_artifact / f"{name}.onnx", load_external_data=False).graph.output]
-        for name in ("encode", "inspect")
+        for name in ("encode", "states", "attention.0", "attention.1")
     )
     assert encode == ["last_hidden_state", "pooled_cls", "pooled_mean", "pooled_max", "pooled_last"]
-    layers = ["hidden_states_0", "hidden_states_1", "hidden_states_2", "attentions_0", "attentions_1"]
-    assert inspect == encode + layers
+    assert states == [*encode, "hidden_states_0", "hidden_states_1", "hidden_states_2"]
+    assert attention == [["attention", "query_vectors", "key_vectors"]] * 2

@@ -67,7 +67,7 @@ def vectors(folder: Path, texts: Sequence[str], prompt: str = "") -> tuple[np.nd
     """Give the sentence vectors of our own graph, and the settings and the pooling's name."""
     encoder = load_encoder(folder)
     sentence, head = read_sentence(folder, encoder.config)
-    graph = EncoderGraph(encoder, head, inspect=False, pool_prompt=sentence.pool_prompt)
+    graph = EncoderGraph(encoder, head, states=False, pool_prompt=sentence.pool_prompt)
     tokenizer = read_tokenizer(folder, encoder.config)
     tokenizer.enable_truncation(sentence.max_tokens)
     tokenizer.enable_padding(pad_id=encoder.config.pad_token_id)

@@ -55,7 +55,7 @@ def test_a_sequence_above_the_budget_runs_alone() -> None:
 
 def test_graphs_do_not_mix() -> None:
     """Plain sequences never go through the graph with attention outputs."""
-    waiting = waiting_list([4, 4, 4], ["encode", "inspect", "encode"])
+    waiting = waiting_list([4, 4, 4], ["encode", "states", "encode"])
     chosen = plan(waiting, LIMITS, now=9.0)
     assert isinstance(chosen, BatchPlan)
     assert (chosen.graph, set(chosen.numbers)) == ("encode", {0, 2})
@@ -85,7 +85,7 @@ def test_few_shapes() -> None:
     assert len({limits.padded(length) for length in lengths}) < 100
 
 
-texts = st.tuples(st.integers(1, 100), st.sampled_from("abcde"), st.sampled_from(["encode", "inspect"]))
+texts = st.tuples(st.integers(1, 100), st.sampled_from("abcde"), st.sampled_from(["encode", "states"]))
 
 
 @given(

@@ -19,13 +19,16 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode
 from ray import serve as ray_serve  # noqa: E402
 
 from service.artifact import open_artifact  # noqa: E402
+from service.attention import Attention, QueryKeyVectors  # noqa: E402
 from service.batching import Batch  # noqa: E402
 from service.cluster import deploy, undeploy  # noqa: E402
 from service.errors import ConfigError  # noqa: E402
 from service.fleet import answer_bytes  # noqa: E402
 from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
 from service.placement import choose_placement  # noqa: E402
+from service.reduce import look_at  # noqa: E402
 from service.replicas import ENCODER, EncoderReplica, EncoderSettings, application_name, encoder  # noqa: E402
+from service.request import Tokens  # noqa: E402
 from service.session import Session  # noqa: E402
 
 pytestmark = pytest.mark.ray
@@ -141,9 +144,16 @@ def test_answers_are_counted_as_they_come(tiny_artifact: Path) -> None:
     session = Session(artifact, choose_placement("cpu", "float32"), threads=1)
     ids = np.full((3, 7), 5, dtype=np.int64)
     ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-    outputs = ("attentions_1", "hidden_states_0", "last_hidden_state", "pooled_mean")
-    batch = Batch("inspect", outputs, (7, 7, 7), ids, ones, zeros, ones)
-    assert answer_bytes(batch, artifact) == sum(array.nbytes for array in session.run(batch).values())
+    outputs = ("hidden_states_0", "last_hidden_state", "pooled_mean")
+    tokens = Tokens([5] * 7, ["a"] * 7, [(0, 1)] * 7, [(0, 1)] * 7, [0] * 7, [0] * 7, [False] * 7)
+    asked, vectors = Attention((0,), (0, 2), top_k=3), QueryKeyVectors((0,), (1,))
+    look = look_at(asked, vectors, tokens, head_dim=artifact.head_dim, data_type="float16")
+    batch = Batch("states", outputs, (7, 7, 7), ids, ones, zeros, ones, (None, look, None))
+    arrays = session.run(batch)
+    size = sum(arrays[name].nbytes for name in outputs)
+    looked = session.look(batch, arrays)[1]
+    size += sum(array.nbytes // 2 if "vectors" in name else array.nbytes for name, array in looked.items())
+    assert answer_bytes(batch, artifact) == size
 
 
 def test_the_private_options_are_there() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,9 +14,12 @@ import pytest
 
 from service import placement as placement_module
 from service.artifact import Artifact, open_artifact
+from service.attention import Attention
 from service.batching import Batch
 from service.errors import ArtifactError, ProviderError
 from service.placement import Placement, choose_placement, streams_for, usable_cores
+from service.reduce import look_at
+from service.request import Tokens
 from service.session import Session
 
 
@@ -25,29 +29,40 @@ def artifact(minilm_artifact: Path) -> Artifact:
     return open_artifact(minilm_artifact)
 
 
-def random_batch(
-    artifact: Artifact, lengths: tuple[int, ...], outputs: tuple[str, ...], graph: str = "encode"
-) -> Batch:
+def random_batch(artifact: Artifact, lengths: tuple[int, ...], outputs: tuple[str, ...]) -> Batch:
     draw = np.random.default_rng(3)
     shape = (len(lengths), max(lengths))
     mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
     ids = draw.integers(1000, artifact.vocab_size, shape) * mask
-    return Batch(graph, outputs, lengths, ids, mask, np.zeros_like(ids), mask)  # type: ignore[arg-type]
+    return Batch("encode", outputs, lengths, ids, mask, np.zeros_like(ids), mask)
+
+
+def looking_batch(artifact: Artifact, lengths: tuple[int, ...], layer: int) -> Batch:
+    """Make a batch of whose every row one layer's attention is wanted."""
+    heads = tuple(range(artifact.num_attention_heads))
+    looks = []
+    for length in lengths:
+        nothing = [(0, 0)] * length
+        tokens = Tokens([0] * length, [""] * length, nothing, nothing, [-1] * length, [0] * length, [False] * length)
+        asked = Attention((layer,), heads)
+        looks.append(look_at(asked, None, tokens, head_dim=artifact.head_dim, data_type="float32"))
+    return replace(random_batch(artifact, lengths, ()), graph="states", looks=tuple(looks))
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
 
-def test_inspect_is_loaded_when_first_needed(artifact: Artifact) -> None:
-    """Plain traffic holds one graph; the first request for attention loads the other."""
+def test_graphs_are_loaded_when_first_needed(artifact: Artifact) -> None:
+    """Plain traffic holds one graph; the first request for a layer's attention loads two more."""
     session = Session(artifact, choose_placement("cpu", "float32"), threads=2)
     session.load()
     session.warm_up()
     assert {graph for graph, _ in session._sessions} == {"encode"}
-    arrays = session.run(random_batch(artifact, (5, 9), ("attentions_0",), "inspect"))
-    assert arrays["attentions_0"].shape == (2, 12, 9, 9)
-    assert {graph for graph, _ in session._sessions} == {"encode", "inspect"}
+    batch = looking_batch(artifact, (5, 9), 2)
+    looked = session.look(batch, session.run(batch))
+    assert [looked[row]["attention"].shape for row in (0, 1)] == [(1, 12, 5, 5), (1, 12, 9, 9)]
+    assert {graph for graph, _ in session._sessions} == {"encode", "states", "attention.2"}
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])
@@ -114,9 +129,10 @@ def test_openvino_attention_rows_sum_to_one(artifact: Artifact) -> None:
         placement = choose_placement("openvino", "bfloat16")
     except ProviderError as error:
         pytest.skip(str(error))
-    batch = random_batch(artifact, (7, 40), ("attentions_3",), "inspect")
-    weights = Session(artifact, placement, threads=2).run(batch)["attentions_3"][0, :, :7, :7]
-    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-4)
+    batch = looking_batch(artifact, (7, 40), 3)
+    session = Session(artifact, placement, threads=2)
+    for arrays in session.look(batch, session.run(batch)).values():
+        np.testing.assert_allclose(arrays["attention"].sum(-1), 1.0, atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -207,7 +223,10 @@ def edit(folder: Path, **values: object) -> None:
         (lambda folder: (folder / "artifact.json").write_text('{"format_version": 99}'), "has format 99"),
         (lambda folder: (folder / "artifact.json").unlink(), "is no artifact"),
         (lambda folder: (folder / "encode.onnx").write_bytes(b"x"), "was changed or damaged"),
-        (lambda folder: edit(folder, files={"encode.onnx": 3}), "must name encode.onnx, inspect.onnx"),
+        (
+            lambda folder: edit(folder, files={"encode.onnx": 3}),
+            "must name attention.0.onnx, attention.1.onnx, encode.onnx",
+        ),
         (lambda folder: edit(folder, poolings=None), "no export writes for poolings"),
         (lambda folder: edit(folder, max_tokens="x", prompts=[1]), "no export writes for max_tokens, prompts"),
         (lambda folder: edit(folder, hidden_size=0), "no export writes for hidden_size"),
