@@ -206,9 +206,20 @@ class WaitingList:
         """Give the tokens that one caller may have in a batch of so many, when all that are about share alike."""
         return tokens // max(len(self._by_caller) + len(self._gone), 1)
 
-    def lane(self, graph: Graph) -> list[tuple[int, int]]:
-        """Give (length, number) of all that wait for a graph, in ascending order."""
-        return self._by_length[graph]
+    def near(self, anchor: Waiting, reach: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Give (length, number) of those that may run with one: shorter ones, and longer ones; the nearest last.
+
+        What only needs `encode` may run with what needs `states`, whose graph has all that the other one has.
+        """
+        key = (anchor.length, anchor.number)
+        shorter, longer = [], []
+        graphs: tuple[Graph, ...] = ("encode",) if anchor.graph == "encode" else ("encode", "states")
+        for graph in graphs:
+            lane = self._by_length[graph]
+            place = bisect_left(lane, key)
+            shorter += lane[max(place - reach, 0) : place]
+            longer += lane[place + (lane[place : place + 1] == [key]) : place + 1 + reach]
+        return sorted(shorter), sorted(longer, reverse=True)
 
 
 def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | float | None:
@@ -242,11 +253,9 @@ def _fill(waiting: WaitingList, anchor: Waiting, limits: BatchLimits) -> tuple[i
     neighbours and c the cost of a batch, k rows cost c / k + d * k / 2 each, least where all pad tokens, d * k^2 / 2,
     are c (the economic lot size: Harris, "How many parts to make at once", 1913).
     """
-    lane, share = waiting.lane(anchor.graph), waiting.share(limits.max_batch_tokens)
-    place = bisect_left(lane, (anchor.length, anchor.number))
+    share = waiting.share(limits.max_batch_tokens)
     reach = min(limits.max_batch_size, limits.max_batch_tokens // anchor.length) + _PASSED_ROWS
-    shorter, longer = lane[max(place - reach, 0) : place], lane[place + 1 : place + 1 + reach]
-    longer.reverse()  # the nearest is the last of both
+    shorter, longer = waiting.near(anchor, reach)  # the nearest is the last of both
     rows, had = deque([anchor.number]), {anchor.origin: anchor.length}
     longest = limits.padded(anchor.length)
     rest = limits.batch_cost_tokens

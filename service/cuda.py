@@ -1,7 +1,7 @@
 """CUDA: how ONNX Runtime's provider for NVIDIA GPUs is set up and fed.
 
 In float16 the plain graph is `encode.cuda.onnx`, or its smaller form `pooled.cuda.onnx`, whose operators are already
-the provider's own; `inspect` has no such form and stays in float32.
+the provider's own; the other graphs have no such form and stay in float32.
 May import: artifact, errors, onnxruntime, numpy.
 """
 
@@ -104,7 +104,7 @@ def open_graph(artifact: Artifact, graph: str, precision: str, options: Any) -> 
 
     Args:
         artifact: The model.
-        graph: `encode` or `inspect`.
+        graph: Its name, `encode` for instance.
         precision: `float32` or `float16`.
         options: ONNX Runtime's session options.
 

@@ -89,7 +89,7 @@ class Session:
         Returns:
             The batch's outputs by name, and what `look` takes, float32, padding included.
         """
-        streams = 1 if alone or batch.graph == "states" else self.streams
+        streams = 1 if alone else self.streams
         session = self._sessions.get((batch.graph, streams)) or self._loaded(batch.graph, streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         names = list(dict.fromkeys((*batch.outputs, *(_state(layer) for layer in _layers(batch)))))

@@ -193,9 +193,9 @@ def test_a_caller_does_not_wait_for_another_ones_queue() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, "encode", None, "bulk"))
+        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, "encode", None, origin="bulk"))
         await asyncio.sleep(0.01)
-        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, "encode", None, "new"))
+        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, "encode", None, origin="new"))
         await asyncio.sleep(0.01)
         runner.gate.set()
         await asyncio.gather(large, new)
