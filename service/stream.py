@@ -15,8 +15,6 @@ from service.errors import QueueFull
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-_PATIENCE_S = 60.0  # with answers that nobody reads, before who waits for their bytes is sent away
-
 
 async def off_loop(work: Callable[[], Answer], *, when: bool) -> Answer:
     """Call `work`, on a thread of its own `when` it would hold the loop up for long."""
@@ -80,16 +78,18 @@ class ServerBudget:
     Small answers have as much for themselves, so that who asks for vectors never waits for a reader of attention.
     """
 
-    def __init__(self, capacity: int, small_bytes: int) -> None:
+    def __init__(self, capacity: int, small_bytes: int, patience_s: float = 60.0) -> None:
         """Start with nothing held.
 
         Args:
             capacity: Bytes of all answers together.
             small_bytes: Answers up to this size are small.
+            patience_s: With answers that nobody reads, before who waits for their bytes is sent away.
         """
+        self.patience_s = patience_s
         self._small_bytes = small_bytes
-        self._small = ByteBudget(capacity, _PATIENCE_S)
-        self._large = ByteBudget(capacity, _PATIENCE_S)
+        self._small = ByteBudget(capacity, patience_s)
+        self._large = ByteBudget(capacity, patience_s)
 
     @property
     def held(self) -> int:
@@ -152,8 +152,8 @@ class Share:
             self.give_back()
             raise QueueFull(
                 f"{server.held:,} bytes of answers are unsent, and their readers have read nothing for "
-                f"{_PATIENCE_S:.0f} s; try again later, or ask for less at once",
-                retry_delay_s=_PATIENCE_S / 2,
+                f"{self._server.patience_s:.0f} s; try again later, or ask for less at once",
+                retry_delay_s=self._server.patience_s / 2,
             ) from error
         self._budgets = (self._stream, server)
 
