@@ -137,7 +137,7 @@ class Client:
                         if answer is not None:
                             yield answer
                 except grpc.RpcError as error:
-                    pause_s = items.pause_s(_error(error))
+                    pause_s = items.pause_s(_error(error), reached=_reached(error))
                 except Unanswered as error:
                     pause_s = items.pause_s(error.error)
                 else:
@@ -242,7 +242,7 @@ class AsyncClient:
                         if answer is not None:
                             yield answer
                 except grpc.RpcError as error:
-                    pause_s = items.pause_s(_error(error))
+                    pause_s = items.pause_s(_error(error), reached=_reached(error))
                 except Unanswered as error:
                     pause_s = items.pause_s(error.error)
                 else:
@@ -346,6 +346,12 @@ def _typed_error(code: grpc.StatusCode, message: str, retry_delay_s: float) -> A
         if kind.status == code:
             return kind(message)
     return RemoteError(code, message)
+
+
+def _reached(error: grpc.RpcError) -> bool:
+    """Tell whether a call that failed had found a server."""
+    message = (error.details() or "").lower()
+    return not ("failed to connect" in message or "resolution failed" in message)
 
 
 def _retry_delay_s(error: grpc.RpcError) -> float:

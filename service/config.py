@@ -85,7 +85,7 @@ class ServiceConfig(BaseSettings):
     max_inputs: Count = Field(1024, description="Inputs of one request")
     max_message_bytes: Count = Field(64 * 2**20, description="Largest message of an answer, in bytes")
     max_answer_bytes: Count = Field(
-        2**30, description="Largest answer on a stream, and all unsent ones of the server together, in bytes"
+        2**30, description="Largest answer on a stream, and all unsent ones of more than 1 MiB together, in bytes"
     )
     max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")

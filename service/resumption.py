@@ -78,13 +78,20 @@ class Resumption:
         self._answered += 1
         return answer
 
-    def pause_s(self, error: AttencodeError) -> float:
+    def pause_s(self, error: AttencodeError, *, reached: bool = True) -> float:
         """Give the seconds to wait before a new stream.
 
+        Args:
+            error: How the last one ended.
+            reached: Whether it found a server at all.
+
         Raises:
-            AttencodeError: The error itself: another stream would not help, or so many did not.
+            AttencodeError: The error itself: another stream would not help, so many did not, or there never was a
+                server.
         """
         if not isinstance(error, Unavailable) or self._failures >= _MOST_IN_A_ROW:
+            raise error
+        if not (reached or self._failures or self._answered):
             raise error
         self._failures += 1
         return min(_FIRST_PAUSE_S * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_S)

@@ -55,7 +55,7 @@ class RequestLimits:
     Attributes:
         max_inputs: Inputs.
         max_message_bytes: Bytes of an answer's tensors; on a stream, of any one message.
-        max_answer_bytes: Bytes of a stream's answer, and of all unsent ones together.
+        max_answer_bytes: Bytes of a stream's answer, of all unsent large ones, and of all unsent small ones.
         max_stream_requests: Unanswered requests of one stream.
     """
 

@@ -20,6 +20,7 @@ from service.pb import encoder_pb2 as pb
 STREAM = "/attencode.v1.Encoder/EncodeStream"
 LONG = "time flies like an arrow and fruit flies like a banana " * 12  # 134 tokens, 5.2 MB of attention
 LONGER = LONG * 2  # 256 tokens, 18.9 MB
+UNHURRIED = [("grpc.http2.bdp_probe", 0)]  # gRPC itself reads no further ahead than 64 KiB
 SELECTIONS: list[dict[str, Any]] = [
     {"attention": True},
     {"attention": True, "data_type": "float16"},
@@ -114,7 +115,7 @@ def test_too_large_for_encode_and_for_a_stream(serve: Callable[..., str], minilm
 
 def test_large_answers_wait_for_each_other(narrow: str) -> None:
     """While an unread answer fills the server's room, another stream's waits, small ones do not."""
-    with Client(narrow) as slow, Client(narrow) as other:
+    with Client(narrow, options=UNHURRIED) as slow, Client(narrow) as other:
         unread = open_stream(slow, item(0, LONGER))
         assert next(unread).WhichOneof("outcome") == "response"
         waiting = open_stream(other, item(0, LONGER), timeout_s=2.0)
@@ -129,7 +130,7 @@ def test_large_answers_wait_for_each_other(narrow: str) -> None:
 
 def test_left_streams_give_their_room_back(narrow: str) -> None:
     """A stream that is cancelled, or whose deadline passes, frees what it held, in part sent or not at all."""
-    with Client(narrow) as slow, Client(narrow, timeout_s=20) as other:
+    with Client(narrow, options=UNHURRIED) as slow, Client(narrow, timeout_s=20) as other:
         for number in range(4):
             unread = open_stream(slow, *(item(place, LONGER) for place in range(4)), timeout_s=60 if number % 2 else 2)
             next(unread)
@@ -324,3 +325,11 @@ def test_servers_that_break_the_contract(
     client, _ = scripted(lambda items: iter(script(items)))
     with client, pytest.raises(attencode.InternalFault, match=message):
         list(client.encode_stream([attencode.encode_request("a")]))
+
+
+def test_a_stream_to_nobody_ends_at_once() -> None:
+    """Where there never was a server nothing is begun anew."""
+    started = time.monotonic()
+    with Client("127.0.0.1:1") as client, pytest.raises(attencode.Unavailable, match="no server answers"):
+        client.attend("a")
+    assert time.monotonic() - started < 5
