@@ -1,19 +1,22 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, codec, request, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attention, plain, request, errors, grpc.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from itertools import count
+from contextlib import aclosing
 from typing import Any, Self
 
 import grpc
 
 from service import codec
 from service.attention import ALL
+from service.chunks import Joiner
 from service.errors import (
     AttencodeError,
     DeadlineExceeded,
@@ -26,6 +29,7 @@ from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
 from service.plain import InputLike, Layers, encode_request, read_inputs
 from service.request import EncodeRequest, EncodeResult, InputResult, ModelInfo, TokenizeRequest, TokenizeResult
+from service.resumption import Resumption, Unanswered
 
 DEFAULT_TIMEOUT_S = 30.0
 
@@ -106,24 +110,44 @@ class Client:
     def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
     ) -> InputResult:
-        """Give one input's attention weights (layers, heads, query, key) and its tokens."""
-        return self.encode([text], attention=layers, heads=heads, **options).results[0]
+        """Give one input's attention weights (layers, heads, query, key) and its tokens; of any size."""
+        request = encode_request([text], attention=layers, heads=heads, **options)
+        (answer,) = self._streamed([request], self._timeout_s)
+        return _attended(answer)
 
     def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order.
 
-        The whole stream has no deadline. Leaving the loop early ends it.
+        The whole stream has no deadline. Leaving the loop early ends it. One that the server leaves (UNAVAILABLE) is
+        begun anew, a few times in a row, with what is unanswered. Answers may be larger than `encode`'s.
         """
-        items = _StreamItems(requests)
-        call = self._stub.EncodeStream(iter(items), wait_for_ready=self._wait_for_ready)
+        return self._streamed(requests, None)
+
+    def _streamed(
+        self, requests: Iterable[EncodeRequest], timeout_s: float | None
+    ) -> Iterator[EncodeResult | AttencodeError]:
+        items, left_s = Resumption(requests), _left(timeout_s)
         try:
-            for message in call:
-                yield _stream_answer(message)
-        except grpc.RpcError as error:
-            raise _error(error) from error
+            while True:
+                joiner = Joiner()
+                call = self._stub.EncodeStream(items.messages(), timeout=left_s(), wait_for_ready=self._wait_for_ready)
+                try:
+                    for message in call:
+                        answer = _stream_answer(message, joiner, items)
+                        if answer is not None:
+                            yield answer
+                except grpc.RpcError as error:
+                    pause_s = items.pause_s(_error(error), reached=_reached(error))
+                except Unanswered as error:
+                    pause_s = items.pause_s(error.error)
+                else:
+                    items.end()
+                    return
+                finally:
+                    call.cancel()
+                time.sleep(pause_s)
         finally:
-            call.cancel()
-        items.raise_fault()
+            items.close()
 
     def tokenize(
         self,
@@ -192,23 +216,43 @@ class AsyncClient:
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
     ) -> InputResult:
         """Give one input's attention weights (layers, heads, query, key) and its tokens."""
-        result = await self.encode([text], attention=layers, heads=heads, **options)
-        return result.results[0]
+        request = encode_request([text], attention=layers, heads=heads, **options)
+        (answer,) = [answer async for answer in self._streamed([request], self._timeout_s)]
+        return _attended(answer)
 
     async def encode_stream(
         self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]
     ) -> AsyncIterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order."""
-        items = _StreamItems(requests)
-        call = self._stub.EncodeStream(aiter(items), wait_for_ready=self._wait_for_ready)
+        async with aclosing(self._streamed(requests, None)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _streamed(
+        self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest], timeout_s: float | None
+    ) -> AsyncGenerator[EncodeResult | AttencodeError, None]:
+        items, left_s = Resumption(requests), _left(timeout_s)
         try:
-            async for message in call:
-                yield _stream_answer(message)
-        except grpc.RpcError as error:
-            raise _error(error) from error
+            while True:
+                joiner = Joiner()
+                call = self._stub.EncodeStream(items.amessages(), timeout=left_s(), wait_for_ready=self._wait_for_ready)
+                try:
+                    async for message in call:
+                        answer = _stream_answer(message, joiner, items)
+                        if answer is not None:
+                            yield answer
+                except grpc.RpcError as error:
+                    pause_s = items.pause_s(_error(error), reached=_reached(error))
+                except Unanswered as error:
+                    pause_s = items.pause_s(error.error)
+                else:
+                    items.end()
+                    return
+                finally:
+                    call.cancel()
+                await asyncio.sleep(pause_s)
         finally:
-            call.cancel()
-        items.raise_fault()
+            items.close()
 
     async def tokenize(
         self,
@@ -253,51 +297,36 @@ def _channel_options(address: str, options: SequenceOf[tuple[str, Any]]) -> list
     return [*CHANNEL_OPTIONS, *options]
 
 
-class _StreamItems:
-    """A stream's requests as numbered messages, for either client.
+def _left(timeout_s: float | None) -> Callable[[], float | None]:
+    """Give what says how much of a time is left."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    return lambda: None if end_s is None else max(0.0, end_s - time.monotonic())
 
-    gRPC reads them where an exception would be lost, so the first one ends the stream and is kept.
+
+def _stream_answer(
+    message: pb.EncodeStreamResponse, joiner: Joiner, items: Resumption
+) -> EncodeResult | AttencodeError | None:
+    """Take a stream's next message; gives the answer that it is or completes.
+
+    Raises:
+        Unanswered: Another stream may have an answer.
+        InternalFault: It is not what the contract has in this place.
     """
-
-    def __init__(self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]) -> None:
-        self._requests = requests
-        self._fault: Exception | None = None
-
-    def raise_fault(self) -> None:
-        """Raise what the caller's own requests raised."""
-        if self._fault is not None:
-            raise self._fault
-
-    def __iter__(self) -> Iterator[pb.EncodeStreamRequest]:
-        try:
-            for number, request in enumerate(self._requests):  # type: ignore[arg-type]
-                yield _stream_item(number, request)
-        except Exception as error:  # noqa: BLE001 - raised again by raise_fault
-            self._fault = error
-
-    async def __aiter__(self) -> AsyncIterator[pb.EncodeStreamRequest]:
-        if not isinstance(self._requests, AsyncIterable):
-            for item in self:
-                yield item
-            return
-        try:
-            numbers = count()
-            async for request in self._requests:
-                yield _stream_item(next(numbers), request)
-        except Exception as error:  # noqa: BLE001 - raised again by raise_fault
-            self._fault = error
-
-
-def _stream_item(number: int, request: EncodeRequest) -> pb.EncodeStreamRequest:
-    return pb.EncodeStreamRequest(id=number, request=codec.encode_encode_request(request))
-
-
-def _stream_answer(message: pb.EncodeStreamResponse) -> EncodeResult | AttencodeError:
-    if message.WhichOneof("outcome") == "response":
-        return codec.decode_encode_response(message.response)
+    if message.id != items.due:
+        raise InternalFault(f"the server broke the contract: item {message.id} came where item {items.due} was due")
+    if message.WhichOneof("outcome") != "error":
+        answer = joiner.add(message)
+        return None if answer is None else items.answer(answer)
+    joiner.check_complete(f"an error of item {message.id} came")
     failure = message.error
-    code = next(code for code in grpc.StatusCode if code.value[0] == failure.code)
-    return _typed_error(code, failure.message, failure.retry_delay_seconds)
+    code = next((code for code in grpc.StatusCode if code.value[0] == failure.code), grpc.StatusCode.UNKNOWN)
+    return items.answer(_typed_error(code, failure.message, failure.retry_delay_seconds))
+
+
+def _attended(answer: EncodeResult | AttencodeError) -> InputResult:
+    if isinstance(answer, AttencodeError):
+        raise answer
+    return answer.results[0]
 
 
 def _error(error: grpc.RpcError) -> AttencodeError:
@@ -317,6 +346,12 @@ def _typed_error(code: grpc.StatusCode, message: str, retry_delay_s: float) -> A
         if kind.status == code:
             return kind(message)
     return RemoteError(code, message)
+
+
+def _reached(error: grpc.RpcError) -> bool:
+    """Tell whether a call that failed had found a server."""
+    message = (error.details() or "").lower()
+    return not ("failed to connect" in message or "resolution failed" in message)
 
 
 def _retry_delay_s(error: grpc.RpcError) -> float:

@@ -33,6 +33,11 @@ from service.request import (
 )
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+TensorWriter = Callable[[int, str, NDArray[Any] | None], pb.Tensor | None]
+"""Writes the tensor of an input's number (0 for pooled) that has a name."""
+TensorReader = Callable[[int, str, pb.Tensor], NDArray[Any]]
+"""Reads such a tensor."""
+
 # ---------------------------------------------------------------- requests, on the server
 
 
@@ -159,11 +164,12 @@ def _encode_inputs(inputs: Iterable[Input]) -> list[pb.Input]:
 # ---------------------------------------------------------------- answers, on the server
 
 
-def encode_encode_result(result: EncodeResult) -> pb.EncodeResponse:
-    """Write an EncodeResponse."""
+def encode_encode_result(result: EncodeResult, write: TensorWriter | None = None) -> pb.EncodeResponse:
+    """Write an EncodeResponse; `write` is called for tensor after tensor in the order of the contract's chunks."""
+    write = write or _inline
     return pb.EncodeResponse(
-        pooled=encode_tensor(result.pooled),
-        results=[_encode_input_result(item) for item in result.results],
+        pooled=write(0, "pooled", result.pooled),
+        results=[_encode_input_result(item, place, write) for place, item in enumerate(result.results)],
         timings=pb.Timings(
             tokenize_seconds=result.timings.tokenize_s,
             queue_seconds=result.timings.queue_s,
@@ -178,7 +184,7 @@ def encode_encode_result(result: EncodeResult) -> pb.EncodeResponse:
 def encode_tokenize_result(result: TokenizeResult) -> pb.TokenizeResponse:
     """Write a TokenizeResponse."""
     return pb.TokenizeResponse(
-        results=[_encode_input_result(item) for item in result.results],
+        results=[_encode_input_result(item, place, _inline) for place, item in enumerate(result.results)],
         model=result.model,
         model_digest=result.model_digest,
     )
@@ -198,29 +204,40 @@ def encode_error(error: AttencodeError) -> pb.Error:
     return pb.Error(code=error.status.value[0], message=caller_message(error), retry_delay_seconds=delay_s)
 
 
-def encode_tensor(array: NDArray[Any] | None) -> pb.Tensor | None:
-    """Write an array of float32, float16 or int32; None stays None."""
-    if array is None:
-        return None
-    data_type = next(number for number, dtype in DTYPES.items() if dtype.name == array.dtype.name)
-    little_endian = array.astype(DTYPES[data_type], copy=False)
-    return pb.Tensor(shape=array.shape, data_type=data_type, data=little_endian.tobytes())
+def encode_tensor(array: NDArray[Any]) -> pb.Tensor:
+    """Write an array of float32, float16 or int32."""
+    return pb.Tensor(shape=array.shape, data_type=data_type_of(array), data=wire_order(array).tobytes())
 
 
-def _encode_input_result(result: InputResult) -> pb.InputResult:
+def data_type_of(array: NDArray[Any]) -> pb.DataType:
+    """Give the wire's number of an array's element type."""
+    return next(number for number, dtype in DTYPES.items() if dtype.name == array.dtype.name)
+
+
+def wire_order(array: NDArray[Any]) -> NDArray[Any]:
+    """Lay an array out as the wire has it, row-major and little-endian; copies only what is not so already."""
+    return np.ascontiguousarray(array, dtype=DTYPES[data_type_of(array)])
+
+
+def _inline(_place: int, _name: str, array: NDArray[Any] | None) -> pb.Tensor | None:
+    return None if array is None else encode_tensor(array)
+
+
+def _encode_input_result(result: InputResult, place: int, write: TensorWriter) -> pb.InputResult:
+    tensor: Callable[[str], pb.Tensor | None] = lambda name: write(place, name, getattr(result, name))  # noqa: E731
     return pb.InputResult(
         num_tokens=result.num_tokens,
         original_num_tokens=result.original_num_tokens,
         truncated=result.truncated,
         tokens=None if result.tokens is None else _encode_tokens(result.tokens),
-        token_embeddings=encode_tensor(result.token_embeddings),
-        hidden_states=encode_tensor(result.hidden_states),
-        attention=encode_tensor(result.attention),
-        attention_keys=encode_tensor(result.attention_keys),
+        token_embeddings=tensor("token_embeddings"),
+        hidden_states=tensor("hidden_states"),
+        attention=tensor("attention"),
+        attention_keys=tensor("attention_keys"),
         query_axis=_encode_axis(result.query_axis),
         key_axis=_encode_axis(result.key_axis),
-        query_vectors=encode_tensor(result.query_vectors),
-        key_vectors=encode_tensor(result.key_vectors),
+        query_vectors=tensor("query_vectors"),
+        key_vectors=tensor("key_vectors"),
     )
 
 
@@ -245,12 +262,13 @@ def _encode_tokens(tokens: Tokens) -> pb.Tokens:
 # ---------------------------------------------------------------- answers, on the client
 
 
-def decode_encode_response(message: pb.EncodeResponse) -> EncodeResult:
-    """Read an EncodeResponse."""
+def decode_encode_response(message: pb.EncodeResponse, read: TensorReader | None = None) -> EncodeResult:
+    """Read an EncodeResponse; `read` reads its tensors, from their messages alone if it is None."""
+    read = read or _from_message
     timings = message.timings
     return EncodeResult(
-        pooled=decode_tensor(message.pooled) if message.HasField("pooled") else None,
-        results=[_decode_input_result(item) for item in message.results],
+        pooled=read(0, "pooled", message.pooled) if message.HasField("pooled") else None,
+        results=[_decode_input_result(item, place, read) for place, item in enumerate(message.results)],
         timings=Timings(
             timings.tokenize_seconds, timings.queue_seconds, timings.inference_seconds, timings.total_seconds
         ),
@@ -261,7 +279,7 @@ def decode_encode_response(message: pb.EncodeResponse) -> EncodeResult:
 
 def decode_tokenize_response(message: pb.TokenizeResponse) -> TokenizeResult:
     """Read a TokenizeResponse."""
-    results = [_decode_input_result(item) for item in message.results]
+    results = [_decode_input_result(item, place, _from_message) for place, item in enumerate(message.results)]
     return TokenizeResult(results, message.model, message.model_digest)
 
 
@@ -283,9 +301,13 @@ def decode_tensor(message: pb.Tensor) -> NDArray[Any]:
     return np.frombuffer(message.data, dtype=dtype).reshape(tuple(message.shape))
 
 
-def _decode_input_result(message: pb.InputResult) -> InputResult:
+def _from_message(_place: int, _name: str, message: pb.Tensor) -> NDArray[Any]:
+    return decode_tensor(message)
+
+
+def _decode_input_result(message: pb.InputResult, place: int, read: TensorReader) -> InputResult:
     tensor: Callable[[str], NDArray[Any] | None] = lambda name: (  # noqa: E731
-        decode_tensor(getattr(message, name)) if message.HasField(name) else None
+        read(place, name, getattr(message, name)) if message.HasField(name) else None
     )
     return InputResult(
         num_tokens=message.num_tokens,

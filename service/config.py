@@ -83,7 +83,10 @@ class ServiceConfig(BaseSettings):
     max_queue_delay_ms: Duration = Field(0.0, description="How long a batch waits for company while the device is free")
     max_queue_size: Count = Field(8192, description="Inputs that may wait; beyond it RESOURCE_EXHAUSTED")
     max_inputs: Count = Field(1024, description="Inputs of one request")
-    max_message_bytes: Count = Field(64 * 2**20, description="Largest answer, in bytes")
+    max_message_bytes: Count = Field(64 * 2**20, description="Largest message of an answer, in bytes")
+    max_answer_bytes: Count = Field(
+        2**30, description="Largest answer on a stream, and all unsent ones of more than 1 MiB together, in bytes"
+    )
     max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")

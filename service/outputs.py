@@ -194,14 +194,15 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
     )
 
 
-def check_answer_size(selection: Selection, size: int, inputs: int, most: int) -> None:
-    """Refuse, before anything is computed, an answer that would not fit into a message.
+def check_answer_size(selection: Selection, size: int, inputs: int, most: int, most_streamed: int = 0) -> None:
+    """Refuse, before anything is computed, an answer that is larger than the way that it would go allows.
 
     Args:
         selection: The request's resolved outputs.
         size: Bytes of the answer's tensors.
         inputs: How many inputs the request has.
-        most: Largest message in bytes.
+        most: Largest answer of its kind in bytes.
+        most_streamed: Largest answer on a stream, where that is another way; 0 where it is none.
 
     Raises:
         InvalidRequest: It would be larger; the message names the options that make it fit.
@@ -227,7 +228,7 @@ def check_answer_size(selection: Selection, size: int, inputs: int, most: int) -
         advice.append("shorter inputs")
     raise InvalidRequest(
         f"the answer would hold {size:,} bytes of tensors, more than this server's {most:,}; "
-        f"ask for {' or '.join(advice)}"
+        f"ask for {' or '.join(advice)}{', or use EncodeStream' if size <= most_streamed else ''}"
     )
 
 

@@ -247,3 +247,4 @@ class ModelInfo:
     models: list[str]
     pooled_size: int
     replicas: list[ReplicaInfo]
+    max_answer_bytes: int

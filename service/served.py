@@ -166,6 +166,7 @@ def _model_info(config: ServiceConfig, name: str, artifact: Artifact, placement:
         models=[name],
         pooled_size=artifact.pooled_size(artifact.pooling),
         replicas=[],
+        max_answer_bytes=config.max_answer_bytes,
     )
 
 

@@ -43,7 +43,9 @@ class Server:
         self._config = config
         self._backend = backend
         self._models = Models(backend.names)
-        limits = RequestLimits(config.max_inputs, config.max_message_bytes, config.max_stream_requests)
+        limits = RequestLimits(
+            config.max_inputs, config.max_message_bytes, config.max_answer_bytes, config.max_stream_requests
+        )
         self._servicer = EncoderServicer(self._models, limits)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None

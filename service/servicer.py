@@ -1,23 +1,25 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), codec, served, stream, outputs, tokenization, metrics, request, errors, grpc.
+May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, request, errors, grpc.
 """
 
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
+from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
     AttencodeError,
     InternalFault,
@@ -31,7 +33,7 @@ from service.outputs import check_answer_size
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeRequest, EncodeResult, InputResult, Timings, TokenizeRequest, TokenizeResult
 from service.served import Models, ServedModel
-from service.stream import ByteBudget, in_order, off_loop
+from service.stream import ByteBudget, ServerBudget, Share, in_order, off_loop
 from service.tokenization import Sequence
 
 _LOG = logging.getLogger(__name__)
@@ -52,12 +54,14 @@ class RequestLimits:
 
     Attributes:
         max_inputs: Inputs.
-        max_message_bytes: Bytes of an answer's tensors.
+        max_message_bytes: Bytes of an answer's tensors; on a stream, of any one message.
+        max_answer_bytes: Bytes of a stream's answer, of all unsent large ones, and of all unsent small ones.
         max_stream_requests: Unanswered requests of one stream.
     """
 
     max_inputs: int
     max_message_bytes: int
+    max_answer_bytes: int
     max_stream_requests: int
 
 
@@ -65,7 +69,6 @@ class RequestLimits:
 class _Call:
     """One request with its times, on the clock of `time.monotonic`, and the address that it came from."""
 
-    message: pb.EncodeRequest
     request: EncodeRequest
     origin: str
     deadline_s: float | None
@@ -79,6 +82,7 @@ class EncoderServicer:
         """Store the parts."""
         self._models = models
         self._limits = limits
+        self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
@@ -108,50 +112,55 @@ class EncoderServicer:
     async def _encode(self, data: bytes, context: Context) -> bytes:
         started = time.monotonic()
         message = codec.parse(pb.EncodeRequest, data)
-        return await self._encode_message(message, context, started, self._serialize)
+        return await self._encode_message(
+            message, context, started, lambda result: self._serialize(codec.encode_encode_result(result))
+        )
 
     async def _encode_message(
         self,
         message: pb.EncodeRequest,
         context: Context,
         started: float,
-        finish: Callable[[pb.EncodeResponse], Answer],
-        budget: ByteBudget | None = None,
+        finish: Callable[[EncodeResult], Answer],
+        share: Share | None = None,
     ) -> Answer:
-        """Answer one parsed request; `finish` turns the message into what is sent.
+        """Answer one parsed request; `finish` turns the result into what is sent.
 
-        A stream's `budget` holds a request back, in its turn, while too many bytes of earlier answers are
-        still unsent.
+        A stream's item has a `share`, which holds it back, in its turn, while too many bytes of earlier answers
+        are still unsent.
         """
         request = codec.decode_encode_request(message)
-        call = _Call(message, request, context.peer(), _deadline_s(context), started)
+        call = _Call(request, context.peer(), _deadline_s(context), started)
         while True:
             served = self._find(call.request)
             try:
-                return await self._encode_with(served, call, finish, budget)
+                return await self._encode_with(served, call, finish, share)
             except Outdated:
-                budget = None  # the answer's bytes are held already, and its turn was had
+                if share is not None:
+                    share.begin_anew()
 
     async def _encode_with(
         self,
         served: ServedModel,
         call: _Call,
-        finish: Callable[[pb.EncodeResponse], Answer],
-        budget: ByteBudget | None,
+        finish: Callable[[EncodeResult], Answer],
+        share: Share | None,
     ) -> Answer:
         """Answer a request by one version of its model from beginning to end."""
-        request = call.request
+        request, limits = call.request, self._limits
         selection = served.select(request.outputs)
         if selection.runs:
             served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
-        async with budget or nullcontext():
+        async with share.turn() if share is not None else nullcontext():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
             looks = selection.looks(sequences)
-            size = selection.answer_bytes(lengths, looks)
-            check_answer_size(selection, size, len(lengths), self._limits.max_message_bytes)
-            if budget is not None:
-                await budget.take(call.message, size)
+            size, inputs = selection.answer_bytes(lengths, looks), len(lengths)
+            if share is None:
+                check_answer_size(selection, size, inputs, limits.max_message_bytes, limits.max_answer_bytes)
+            else:
+                check_answer_size(selection, size, inputs, limits.max_answer_bytes)
+                await share.take(size)
         if selection.runs:
             outputs, graph = selection.graph_outputs, selection.graph
             encoded = await served.engine.submit(
@@ -162,12 +171,13 @@ class EncoderServicer:
             rows, queue_s, inference_s = [{}] * len(sequences), 0.0, 0.0
 
         def build() -> Answer:
-            each = zip(sequences, rows, looks or [None] * len(rows), strict=True)
-            results = [selection.result(sequence, row, look) for sequence, row, look in each]
-            timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
             pooled = selection.pooled(rows)
-            result = EncodeResult(pooled, results, timings, served.name, served.artifact.digest)
-            return finish(codec.encode_encode_result(result))
+            results = []
+            for place, sequence in enumerate(sequences):
+                results.append(selection.result(sequence, rows[place], looks[place] if looks else None))
+                rows[place] = {}  # frees what was copied out of it
+            timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
+            return finish(EncodeResult(pooled, results, timings, served.name, served.artifact.digest))
 
         return await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
 
@@ -184,44 +194,66 @@ class EncoderServicer:
         info = self._models.find(request.model).info(self._models.names)
         return self._serialize(codec.encode_model_info(info))
 
-    async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Answer a stream's items in order; an item's error is its own answer."""
-        budget = ByteBudget(self._limits.max_message_bytes)
+    async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Answer a stream's items in order; an item's error is its own answer.
 
-        async def answer(data: bytes) -> tuple[object, bytes]:
-            item = pb.EncodeStreamResponse()
-            holder: object = None
-            try:
-                started = time.monotonic()
-                message = codec.parse(pb.EncodeStreamRequest, data)
-                item.id, request = message.id, message.request
-                holder = request
-                work = self._encode_message(request, context, started, self._fitting, budget)
-                item.response.CopyFrom(await _counted("EncodeStream", work))
-            except AttencodeError as error:
-                item.error.CopyFrom(codec.encode_error(error))
-            return holder, item.SerializeToString()
+        Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's.
+        """
+        budget = ByteBudget(self._limits.max_message_bytes)
+        shares: set[Share] = set()
+
+        async def answer(data: bytes) -> tuple[Share, StreamAnswer]:
+            share = Share(budget, self._unsent)
+            shares.add(share)
+            return share, await self._stream_item(data, context, share)
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
-        async for holder, data in in_order(requests, answer, most=most, stopping=stopping):
-            yield data
-            await budget.give_back(holder)
+        try:
+            async with aclosing(in_order(requests, answer, most=most, stopping=stopping)) as answers:
+                async for share, item in answers:
+                    for message in item.messages():
+                        await context.write(message)
+                        share.give_back(len(message))
+                    share.give_back()
+                    shares.discard(share)
+        finally:
+            for share in shares:
+                share.give_back()
         if stopping.is_set():
             await _abort(context, Unavailable("the server is draining; try another one, or try again"))
 
-    def _fitting(self, message: pb.EncodeResponse) -> pb.EncodeResponse:
-        """Refuse an answer that is larger than a message may be, descriptions of tokens included."""
-        size, most = message.ByteSize(), self._limits.max_message_bytes
+    async def _stream_item(self, data: bytes, context: Context, share: Share) -> StreamAnswer:
+        """Answer one item of a stream."""
+        number = 0
+
+        def finish(result: EncodeResult) -> StreamAnswer:
+            answer = cut(number, result, self._limits.max_message_bytes)
+            self._check_size(len(answer.head))
+            return answer
+
+        try:
+            started = time.monotonic()
+            message = codec.parse(pb.EncodeStreamRequest, data)
+            number = message.id
+            work = self._encode_message(message.request, context, started, finish, share)
+            return await _counted("EncodeStream", work)
+        except AttencodeError as error:
+            share.give_back()
+            told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
+            return StreamAnswer(number, told.SerializeToString())
+
+    def _check_size(self, size: int) -> None:
+        """Refuse what is larger than a message may be, descriptions of tokens included."""
+        most = self._limits.max_message_bytes
         if size > most:
             raise InvalidRequest(
                 f"the answer would hold {size:,} bytes, more than this server's {most:,}; "
                 "send fewer or shorter inputs, or ask for fewer outputs"
             )
-        return message
 
-    def _serialize(self, message: object) -> bytes:
-        data: bytes = self._fitting(message).SerializeToString()
-        return data
+    def _serialize(self, message: Message) -> bytes:
+        self._check_size(message.ByteSize())
+        return message.SerializeToString()
 
     def _find(self, request: TokenizeRequest) -> ServedModel:
         """Give the model that a request names, once the request may be worked on at all."""

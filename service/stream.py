@@ -1,13 +1,16 @@
 """Stream: many items of one stream in work at once, answers in the items' order, their bytes bounded.
 
 What is too long for the event loop goes to a thread from here.
-May import: nothing of the service.
+May import: errors.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TypeVar
+
+from service.errors import QueueFull
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -19,19 +22,25 @@ async def off_loop(work: Callable[[], Answer], *, when: bool) -> Answer:
 
 
 class ByteBudget:
-    """Bytes of a stream's answers that may be unsent at once; requests take their share in their order.
+    """Bytes that may be held at once; who asks first gets them first.
 
-    Entering it waits for one's turn. Since answers leave in the same order, whoever holds bytes can always
-    send them, so that waiting for some never blocks for good. A single answer above the capacity passes
+    Entering it waits for one's turn, and `take` is for whoever has it. A single amount above the capacity passes
     when nothing else is held.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """Start with nothing held."""
+    def __init__(self, capacity: int, patience_s: float | None = None) -> None:
+        """Start with nothing held.
+
+        Args:
+            capacity: Bytes.
+            patience_s: How long nothing may move while someone waits; None for as long as it takes.
+        """
+        self.held = 0
         self._capacity = capacity
-        self._held: dict[int, int] = {}
+        self._patience_s = patience_s
+        self._moved_s = 0.0
         self._turn = asyncio.Lock()  # wakes those who wait in the order in which they came
-        self._freed = asyncio.Condition()
+        self._freed = asyncio.Event()
 
     async def __aenter__(self) -> None:
         await self._turn.acquire()
@@ -39,17 +48,121 @@ class ByteBudget:
     async def __aexit__(self, *_exception: object) -> None:
         self._turn.release()
 
-    async def take(self, holder: object, amount: int) -> None:
-        """Hold bytes for a request once there is room."""
-        async with self._freed:
-            await self._freed.wait_for(lambda: not self._held or sum(self._held.values()) + amount <= self._capacity)
-            self._held[id(holder)] = amount
+    async def take(self, amount: int) -> None:
+        """Hold bytes once there is room.
 
-    async def give_back(self, holder: object) -> None:
-        """Release a request's bytes, if it holds any."""
-        async with self._freed:
-            self._held.pop(id(holder), None)
-            self._freed.notify_all()
+        Raises:
+            TimeoutError: Nothing moved for too long.
+        """
+        while self.held and self.held + amount > self._capacity:
+            self._freed.clear()
+            async with asyncio.timeout_at(None if self._patience_s is None else self._moved_s + self._patience_s):
+                await self._freed.wait()
+        self.hold(amount)
+
+    def hold(self, amount: int) -> None:
+        """Hold bytes at once, room or not."""
+        self.held += amount
+        self._moved_s = asyncio.get_running_loop().time()
+
+    def give_back(self, amount: int) -> None:
+        """Give bytes back."""
+        self.held -= amount
+        self._moved_s = asyncio.get_running_loop().time()
+        self._freed.set()
+
+
+class ServerBudget:
+    """Bytes of unsent answers that the streams of a server may hold together.
+
+    Small answers have as much for themselves, so that who asks for vectors never waits for a reader of attention.
+    """
+
+    def __init__(self, capacity: int, small_bytes: int, patience_s: float = 60.0) -> None:
+        """Start with nothing held.
+
+        Args:
+            capacity: Bytes of all answers together.
+            small_bytes: Answers up to this size are small.
+            patience_s: With answers that nobody reads, before who waits for their bytes is sent away.
+        """
+        self.patience_s = patience_s
+        self._small_bytes = small_bytes
+        self._small = ByteBudget(capacity, patience_s)
+        self._large = ByteBudget(capacity, patience_s)
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held."""
+        return self._small.held + self._large.held
+
+    def of(self, amount: int) -> ByteBudget:
+        """Give the budget that an answer of this size counts for."""
+        return self._small if amount <= self._small_bytes else self._large
+
+
+class Share:
+    """The bytes of one item's answer: counted, until they are sent, for its stream and for the server.
+
+    Items enter in their order, and who has entered waits for bytes before the next one does. Since answers leave
+    in the same order, whoever holds bytes can always send them, and waiting for some never blocks for good.
+    """
+
+    def __init__(self, stream: ByteBudget, server: ServerBudget) -> None:
+        """Hold nothing yet."""
+        self._stream = stream
+        self._server = server
+        self._budgets: tuple[ByteBudget, ...] = ()
+        self._held = 0
+        self._anew = False
+
+    def begin_anew(self) -> None:
+        """Note that the item begins anew: those behind it may be before it now, so that it must not wait for them."""
+        self._anew = True
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for the item's turn."""
+        if self._anew:
+            yield
+        else:
+            async with self._stream:
+                yield
+
+    async def take(self, amount: int) -> None:
+        """Hold the answer's bytes once there is room for them; an item that begins anew keeps what it has.
+
+        Raises:
+            QueueFull: The server's are held by streams whose readers do not read.
+        """
+        if self._budgets:
+            return
+        server = self._server.of(amount)
+        if self._anew:
+            self._stream.hold(amount)
+            server.hold(amount)
+            self._budgets, self._held = (self._stream, server), amount
+            return
+        await self._stream.take(amount)
+        self._budgets, self._held = (self._stream,), amount
+        try:
+            async with server:
+                await server.take(amount)
+        except TimeoutError as error:
+            self.give_back()
+            raise QueueFull(
+                f"{server.held:,} bytes of answers are unsent, and their readers have read nothing for "
+                f"{self._server.patience_s:.0f} s; try again later, or ask for less at once",
+                retry_delay_s=self._server.patience_s / 2,
+            ) from error
+        self._budgets = (self._stream, server)
+
+    def give_back(self, amount: int | None = None) -> None:
+        """Release bytes, at most what is held; all if not said."""
+        released = self._held if amount is None else min(amount, self._held)
+        self._held -= released
+        for budget in self._budgets:
+            budget.give_back(released)
 
 
 async def in_order(
@@ -58,7 +171,7 @@ async def in_order(
     *,
     most: int,
     stopping: asyncio.Event,
-) -> AsyncIterator[Answer]:
+) -> AsyncGenerator[Answer, None]:
     """Work on many items of a stream at once and yield the answers in the items' order.
 
     Args:

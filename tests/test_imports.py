@@ -35,17 +35,30 @@ ALLOWED = {
         *("artifact", "batching", "config", "engine", "errors", "metrics", "outputs", "placement", "request"),
         *("runner", "tokenization"),
     },
-    "stream": set(),
-    "servicer": {"pb", "codec", "served", "stream", "outputs", "tokenization", "metrics", "request", "errors"},
+    "chunks": {"pb", "codec", "codec_enums", "request", "errors"},
+    "stream": {"errors"},
+    "servicer": {
+        "pb",
+        "codec",
+        "chunks",
+        "served",
+        "stream",
+        "outputs",
+        "tokenization",
+        "metrics",
+        "request",
+        "errors",
+    },
     "backend": {"artifact", "config", "placement", "runner", "served", "session"},
     "cache": {"artifact", "config", "errors"},
     "scaling": set(),
     "replicas": {"artifact", "batching", "config", "placement", "runner", "scaling", "session"},
     "fleet": {"artifact", "batching", "config", "errors", "metrics", "replicas", "request", "runner", "served"},
     "cluster": {"artifact", "config", "errors", "fleet", "placement", "replicas", "served"},
-    "client": {"pb", "codec", "attention", "plain", "request", "errors"},
+    "resumption": {"pb", "codec", "request", "errors"},
+    "client": {"pb", "codec", "chunks", "resumption", "attention", "plain", "request", "errors"},
 }
-PB_IMPORTERS = {"codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
+PB_IMPORTERS = {"chunks", "resumption", "codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
 
 
 def imports_of(path: Path) -> set[str]:
