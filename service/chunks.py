@@ -77,8 +77,7 @@ def cut(number: int, result: EncodeResult, most_bytes: int) -> StreamAnswer:
         result: The answer; the caller lets go of it.
         most_bytes: Where the smaller tensors are more than this together, they follow in chunks as well.
     """
-    small = sum(array.nbytes for array in _tensors(result) if array.nbytes <= CHUNK_BYTES)
-    most_inline = CHUNK_BYTES if small <= most_bytes else 0
+    most_inline = CHUNK_BYTES if _small_bytes(result, most_bytes) <= most_bytes else 0
     parts: deque[tuple[int, str, NDArray[Any]]] = deque()
 
     def write(place: int, name: str, array: NDArray[Any] | None) -> pb.Tensor | None:
@@ -93,13 +92,13 @@ def cut(number: int, result: EncodeResult, most_bytes: int) -> StreamAnswer:
     return StreamAnswer(number, head.SerializeToString(), parts)
 
 
-def _tensors(result: EncodeResult) -> Iterator[NDArray[Any]]:
+def _small_bytes(result: EncodeResult, most_bytes: int) -> int:
+    """Count the bytes of an answer's smaller tensors; 0 where there are too few to be more than `most_bytes`."""
     items: list[EncodeResult | InputResult] = [result, *result.results]
-    for item in items:
-        for name in FIELDS:
-            array = getattr(item, name, None)
-            if array is not None:
-                yield array
+    if len(items) * len(FIELDS) * CHUNK_BYTES <= most_bytes:
+        return 0
+    arrays = (getattr(item, name, None) for item in items for name in FIELDS)
+    return sum(array.nbytes for array in arrays if array is not None and array.nbytes <= CHUNK_BYTES)
 
 
 def _alone(array: NDArray[Any]) -> NDArray[Any]:
