@@ -143,7 +143,7 @@ class EncoderServicer:
         request = call.request
         selection = served.select(request.outputs)
         if selection.graph_outputs:
-            served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
+            served.engine.check_room(len(request.inputs), call.deadline_s, call.origin)  # before work is put into it
         async with budget or nullcontext():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
