@@ -112,6 +112,7 @@ class WaitingList:
         """Start empty."""
         self._by_arrival: dict[int, Waiting] = {}
         self._by_caller: dict[str, dict[int, Waiting]] = {}
+        self._tokens_of: dict[str, int] = {}  # by caller
         self._by_length: dict[Graph, list[tuple[int, int]]] = {"encode": [], "states": []}
         self._turns: list[tuple[float, int, str]] = []  # (paid, number of the first waiting then, caller), ascending
         self._turn: dict[str, tuple[float, int, str]] = {}  # the same by caller
@@ -134,9 +135,11 @@ class WaitingList:
         own = self._by_caller.get(item.origin)
         if own is None:
             own = self._by_caller[item.origin] = {}
+            self._tokens_of[item.origin] = 0
             _, paid = self._gone.pop(item.origin, (0, 0.0))
             self._queue(item.origin, max(paid, self._paid), item.number)
         own[item.number] = item
+        self._tokens_of[item.origin] += item.length
         insort(self._by_length[item.graph], (item.length, item.number))
         self.tokens += item.length
 
@@ -149,8 +152,9 @@ class WaitingList:
             self.tokens -= item.length
             own = self._by_caller[item.origin]
             del own[number]
+            self._tokens_of[item.origin] -= item.length
             if not own:
-                del self._by_caller[item.origin]
+                del self._by_caller[item.origin], self._tokens_of[item.origin]
                 paid = self._unqueue(item.origin)
                 if paid > self._paid:
                     self._gone[item.origin] = self._batches, paid
@@ -205,6 +209,15 @@ class WaitingList:
     def share(self, tokens: int) -> int:
         """Give the tokens that one caller may have in a batch of so many, when all that are about share alike."""
         return tokens // max(len(self._by_caller) + len(self._gone), 1)
+
+    def before(self, origin: str, tokens: int, ahead: int) -> int:
+        """Give the most tokens of those that wait which run before a caller's next so many are done.
+
+        That is its own, and of each other's as many as it will have had then, and `ahead`, which is what one may be
+        ahead of another. Takes time by the number of callers.
+        """
+        most = self._tokens_of.get(origin, 0) + tokens + ahead
+        return sum(min(waiting, most) for waiting in self._tokens_of.values())
 
     def near(self, anchor: Waiting, reach: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Give (length, number) of those that may run with one: shorter ones, and longer ones; the nearest last.

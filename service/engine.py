@@ -191,7 +191,7 @@ class Engine:
             InternalFault: A batch failed; the log says why.
             Outdated: The model was replaced meanwhile.
         """
-        self.check_room(len(sequences), deadline_s)
+        self.check_room(len(sequences), deadline_s, origin, sum(sequence.length for sequence in sequences))
         job = _Job(sequences, outputs, graph, looks, deadline_s, asyncio.get_running_loop().create_future())
         now = time.monotonic()
         for place, sequence in enumerate(sequences):
@@ -220,12 +220,14 @@ class Engine:
             metrics.record_refused("not_accepting")
             raise Unavailable("the server is starting or draining; try another one, or try again")
 
-    def check_room(self, size: int, deadline_s: float | None) -> None:
+    def check_room(self, size: int, deadline_s: float | None, origin: str = "", tokens: int = 0) -> None:
         """Do nothing while so many more sequences may wait and can be run in time.
 
         Args:
             size: Sequences of one request.
             deadline_s: On the clock of `time.monotonic`; None for none.
+            origin: Who asks; of what others have waiting only what comes before it counts.
+            tokens: Of the request, if they are known yet.
 
         Raises:
             Unavailable: The engine is not started, or is stopping.
@@ -246,10 +248,16 @@ class Engine:
                 f"try again in {delay_s:.1f} s",
                 retry_delay_s=delay_s,
             )
-        if deadline_s is not None and wait_s > _DEADLINE_SHARE * (rest_s := deadline_s - time.monotonic()):
+        if deadline_s is None:
+            return
+        most_s = _DEADLINE_SHARE * (rest_s := deadline_s - time.monotonic())
+        if wait_s > most_s:  # and that is as if all who wait had their turn first
+            wait_s = self._drain.seconds_for(self._waiting.before(origin, tokens, self._limits.max_batch_tokens))
+            delay_s = max(wait_s, _SHORTEST_RETRY_S)
+        if wait_s > most_s:
             metrics.record_refused("deadline")
             raise QueueFull(
-                f"what waits already will take about {wait_s:.1f} s, and the deadline is in {max(rest_s, 0):.1f} s; "
+                f"what comes before it will take about {wait_s:.1f} s, and the deadline is in {max(rest_s, 0):.1f} s; "
                 f"try again in {delay_s:.1f} s, or allow more time",
                 retry_delay_s=delay_s,
             )

@@ -150,7 +150,7 @@ class EncoderServicer:
         request, limits = call.request, self._limits
         selection = served.select(request.outputs)
         if selection.runs:
-            served.engine.check_room(len(request.inputs), call.deadline_s)  # before work is put into it
+            served.engine.check_room(len(request.inputs), call.deadline_s, call.origin)  # before work is put into it
         async with share.turn() if share is not None else nullcontext():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]

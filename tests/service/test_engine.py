@@ -292,6 +292,30 @@ def test_who_cannot_be_served_in_time_is_refused_at_once() -> None:
     run(test)
 
 
+def test_another_callers_queue_is_no_reason_to_refuse() -> None:
+    """A caller's deadline is held against what runs before its turn: another's long queue is refused more, not it."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        engine._drain.begin(0.0)
+        engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
+        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, "encode", None, origin="bulk"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFull, match="comes before it"):
+            await engine.submit([sequence(1, 5)], OUTPUT, "encode", time.monotonic() + 2, origin="bulk")
+        engine.check_room(1, time.monotonic() + 2, "small")
+        small = asyncio.create_task(
+            engine.submit([sequence(2, 5)], OUTPUT, "encode", time.monotonic() + 2, origin="small")
+        )
+        with pytest.raises(QueueFull, match="comes before it"):  # so many of its own take their time beside bulk's
+            await engine.submit([sequence(3, 50)] * 4, OUTPUT, "encode", time.monotonic() + 2, origin="third")
+        runner.gate.set()
+        await asyncio.gather(small, bulk)
+
+    run(test)
+
+
 def test_a_short_deadline_is_no_reason_to_refuse() -> None:
     """Behind next to nothing a request with little time is taken in."""
 
