@@ -21,6 +21,7 @@ import closed_loop
 import gate
 import harness
 import open_loop
+from arguments import above_zero, errors_as_messages, one_or_more
 from contenders import (
     BULK_IN_FLIGHT,
     BULK_TEXTS,
@@ -164,10 +165,10 @@ def measure(arguments: argparse.Namespace, artifact: Artifact, placement: Placem
 def main() -> None:
     """Measure, and hold the ratios against the gate."""
     parser = harness.command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--effort", type=float, default=1.0, help="of a round; 0.1 for a tenth of its requests")
+    parser.add_argument("--rounds", type=one_or_more, default=5)
+    parser.add_argument("--effort", type=above_zero, default=1.0, help="of a round; 0.1 for a tenth of its requests")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), help="all if none is named")
-    parser.add_argument("--overload", type=float, metavar="SECONDS", help="also offer more than the server can do")
+    parser.add_argument("--overload", type=above_zero, metavar="SECONDS", help="also offer more than the server can do")
     parser.add_argument("--no-gate", action="store_true", help="print the ratios and judge none")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="last: flags of `attencode serve`")
     arguments = parser.parse_args()
@@ -192,4 +193,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_messages():
+        main()

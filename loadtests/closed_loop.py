@@ -31,9 +31,19 @@ class Channels:
         self._channels: list[grpc.aio.Channel] = []
 
     async def __aenter__(self) -> list[Any]:
-        """Open the channels and wait until each is connected."""
+        """Open the channels and wait until each is connected.
+
+        Raises:
+            ConnectionError: No server answers there.
+        """
         self._channels = [grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) for _ in range(self._count)]
-        await asyncio.wait_for(asyncio.gather(*(channel.channel_ready() for channel in self._channels)), 10)
+        try:
+            await asyncio.wait_for(asyncio.gather(*(channel.channel_ready() for channel in self._channels)), 10)
+        except TimeoutError:
+            await self.__aexit__()
+            raise ConnectionError(
+                f"no server answers at {self._address}; expected HOST:PORT of one that runs"
+            ) from None
         return [channel.unary_unary(ENCODE) for channel in self._channels]
 
     async def __aexit__(self, *_exception: object) -> None:

@@ -12,11 +12,13 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Awaitable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 
+from arguments import above_zero, one_or_more
 from harness import command_line, exported, running_server, serve_words
 from texts import bulk_texts, in_groups, short_texts
 from wire import CHANNEL_OPTIONS, ENCODE, request_bytes
@@ -59,8 +61,8 @@ async def bulk(port: int, in_flight: int) -> float:
         return TEXTS / (time.perf_counter() - started)
 
 
-def _bulk_process(port: int, in_flight: int, done: "multiprocessing.SimpleQueue[float]") -> None:
-    done.put(asyncio.run(bulk(port, in_flight)))
+def _bulk_process(port: int, in_flight: int) -> float:
+    return asyncio.run(bulk(port, in_flight))
 
 
 async def measure(port: int, arguments: argparse.Namespace) -> None:
@@ -77,11 +79,9 @@ async def measure(port: int, arguments: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|")
     alone, _ = await small_for(asyncio.sleep(arguments.seconds))
     context = multiprocessing.get_context("spawn")  # a fork would take gRPC's threads along
-    done = context.SimpleQueue()
-    process = context.Process(target=_bulk_process, args=(port, arguments.bulk_in_flight, done))
-    process.start()
-    beside, rate = await small_for(asyncio.to_thread(done.get))
-    process.join()
+    with ProcessPoolExecutor(1, context) as pool:
+        work = asyncio.get_running_loop().run_in_executor(pool, _bulk_process, port, arguments.bulk_in_flight)
+        beside, rate = await small_for(work)
     for name, took, texts in (("alone", alone, ""), ("beside bulk", beside, f"{rate:.0f}")):
         p50, p90, p99 = 1e3 * np.quantile(took, [0.5, 0.9, 0.99])
         print(f"| {name} | {len(took)} | {p50:.1f} | {p90:.1f} | {p99:.1f} | {texts} |")
@@ -90,10 +90,10 @@ async def measure(port: int, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Start a server and measure."""
     parser = command_line(__doc__)
-    parser.add_argument("--small", type=int, default=8, help="callers of one text")
+    parser.add_argument("--small", type=one_or_more, default=8, help="callers of one text")
     parser.add_argument("--rest-ms", type=float, default=0.0, help="of a small caller between two calls")
-    parser.add_argument("--bulk-in-flight", type=int, default=8, help="requests")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for the small callers alone")
+    parser.add_argument("--bulk-in-flight", type=one_or_more, default=8, help="requests")
+    parser.add_argument("--seconds", type=above_zero, default=8.0, help="for the small callers alone")
     arguments = parser.parse_args()
     arguments.artifact = exported(arguments.artifact)
     with running_server(*serve_words(arguments)) as (port, _):

@@ -8,7 +8,8 @@
 `LOAD_SHAPE` is step, spike or soak; -u is then the most callers there are, -t how long it all takes. Each
 caller has a connection of its own, sends bytes that are prepared beforehand and repeats nothing that failed.
 Statistics are by method and kind of request; a failure is named by its gRPC status. Callers are a closed loop:
-a slow server gets less load; `open_loop.py` offers a rate whatever happens. May import: texts, wire, service's pb.
+a slow server gets less load; `open_loop.py` offers a rate whatever happens.
+May import: arguments, texts, wire, service's pb.
 """
 
 import os
@@ -24,6 +25,7 @@ import grpc.experimental.gevent
 from gevent.lock import Semaphore
 from locust import LoadTestShape, User, events, task
 
+from arguments import one_or_more
 from service.pb import encoder_pb2 as pb
 from texts import TEXT, bulk_texts, in_groups, mixed_texts, short_texts
 from wire import CHANNEL_OPTIONS, ENCODE, ENCODE_STREAM, request_bytes, stream_item
@@ -40,7 +42,7 @@ def add_arguments(parser: Any) -> None:
     """Add what callers can be told, beside locust's own."""
     parser.add_argument("--think-s", type=float, default=0.1, help="Mean pause of a caller between its requests")
     parser.add_argument("--timeout-s", type=float, default=30.0, help="Deadline of a request")
-    parser.add_argument("--in-flight", type=int, default=32, help="Requests in flight on each stream")
+    parser.add_argument("--in-flight", type=one_or_more, default=32, help="Requests in flight on each stream")
 
 
 @events.init.add_listener

@@ -13,6 +13,7 @@ import statistics
 
 import grpc
 import psutil
+from arguments import one_or_more
 from harness import command_line, exported, running_server, serve_words
 from wire import ENCODE, request_bytes
 
@@ -53,9 +54,11 @@ async def load(port: int, requests: int, in_flight: int, process: psutil.Process
 def main() -> None:
     """Run it and print a line of Markdown."""
     parser = command_line(__doc__)
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--in-flight", type=int, default=32)
+    parser.add_argument("--requests", type=one_or_more, default=100_000, help="4 at least")
+    parser.add_argument("--in-flight", type=one_or_more, default=32)
     arguments = parser.parse_args()
+    if arguments.requests < 4:
+        parser.error("--requests: quarters are compared, so 4 at least")
     arguments.artifact = exported(arguments.artifact)
     with running_server(*serve_words(arguments)) as (port, pid):
         process = psutil.Process(pid)

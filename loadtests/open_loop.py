@@ -7,7 +7,7 @@ Arrivals are a Poisson process, drawn with a seed. A request's latency counts fr
 have been sent: a client that falls behind, or a server that makes it wait, cannot hide that (the omission of
 just the slow ones that closed loops are guilty of). How late the client itself was is printed too: where that
 is no longer small beside the latencies, the client is the limit. Prints one table in Markdown.
-May import: texts, wire, closed_loop, grpc, numpy.
+May import: arguments, texts, wire, closed_loop, grpc, numpy.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from arguments import above_zero, errors_as_messages, one_or_more
 from closed_loop import Channels, run, saturation
 from texts import TEXT, bulk_texts, in_groups, mixed_texts
 from wire import request_bytes
@@ -168,13 +169,13 @@ def main() -> None:
     """Offer one rate, or sweep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="127.0.0.1:50051")
-    parser.add_argument("--rate", type=float, help="requests a second")
+    parser.add_argument("--rate", type=above_zero, help="requests a second")
     parser.add_argument("--sweep", action="store_true", help="measure the saturation rate first, offer 0.5 to 2 of it")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each rate")
+    parser.add_argument("--seconds", type=above_zero, default=10.0, help="of each rate")
     parser.add_argument("--texts", choices=("single", "bulk", "mixed"), default="single")
-    parser.add_argument("--in-flight", type=int, default=64, help="of the closed loop that finds saturation")
-    parser.add_argument("--channels", type=int, default=4)
-    parser.add_argument("--timeout-s", type=float, default=10.0)
+    parser.add_argument("--in-flight", type=one_or_more, default=64, help="of the closed loop that finds saturation")
+    parser.add_argument("--channels", type=one_or_more, default=4)
+    parser.add_argument("--timeout-s", type=above_zero, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.sweep == (arguments.rate is not None):
@@ -188,4 +189,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_messages():
+        main()

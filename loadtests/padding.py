@@ -12,6 +12,7 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from arguments import above_zero, one_or_more
 from closed_loop import saturation
 from harness import command_line, exported, running_server, serve_words
 from texts import mixed_texts
@@ -30,8 +31,8 @@ def counted(metrics_port: int, name: str) -> float:
 def main() -> None:
     """Start a server, load it and print a line of Markdown."""
     parser = command_line(__doc__)
-    parser.add_argument("--in-flight", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--in-flight", type=one_or_more, default=32)
+    parser.add_argument("--seconds", type=above_zero, default=10.0)
     arguments = parser.parse_args()
     arguments.artifact = exported(arguments.artifact)
     bodies = [request_bytes([text]) for text in mixed_texts(TEXTS)]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from arguments import errors_as_messages
 from harness import exported
 from numpy.typing import NDArray
 
@@ -130,4 +131,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_as_messages():
+        main()

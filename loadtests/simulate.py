@@ -18,7 +18,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count, groupby
 from pathlib import Path
 
@@ -376,14 +376,20 @@ def main() -> None:
         if arguments.artifact is None:
             sys.exit("--measure wants --artifact FOLDER")
         device = measure(arguments.artifact, arguments.provider)
-    changed = {name: float(number) for name, _, number in (words.partition("=") for words in arguments.limits)}
-    limits = replace(LIMITS, **{name: int(n) if n.is_integer() else n for name, n in changed.items()})
+    try:
+        changed = {name: float(number) for name, _, number in (words.partition("=") for words in arguments.limits)}
+        limits = replace(LIMITS, **{name: int(n) if n.is_integer() else n for name, n in changed.items()})
+    except (TypeError, ValueError):
+        names = ", ".join(each.name for each in fields(BatchLimits))
+        parser.error(f"--limits: expected NAME=NUMBER with NAME one of {names}, got {' '.join(arguments.limits)}")
+    chosen = {name: callers for name, callers in scenarios(device).items() if arguments.only in name}
+    if not chosen:
+        parser.error(f"--only: {arguments.only!r} is in no trace's name; they are {', '.join(scenarios(device))}")
     print(f"batch {1e3 * device.batch_s:.2f} ms, token {1e6 * device.token_s:.1f} us, ", end="")
     print(f"pair {1e9 * device.pair_s:.1f} ns, first run +{100 * device.first_share:.0f} %\n")
     print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|")
-    for name, callers in scenarios(device).items():
-        if arguments.only in name:
-            print(row(name, Simulation(callers, device, limits).run(), device), flush=True)
+    for name, callers in chosen.items():
+        print(row(name, Simulation(callers, device, limits).run(), device), flush=True)
     if arguments.plot:
         draw_curves(arguments.plot, device)
 

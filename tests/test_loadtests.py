@@ -1,5 +1,6 @@
 """The load tests' own machinery: what they send, when, what they count, and what they refuse. No speed is asserted."""
 
+from argparse import ArgumentTypeError
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -49,6 +50,24 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert mean(gaps) == pytest.approx(0.01, rel=0.05)
     assert spread == pytest.approx(mean(gaps), rel=0.1)
     assert moments == open_loop.arrivals(100.0, 100.0, seed=0) != open_loop.arrivals(100.0, 100.0, seed=1)
+
+
+def test_numbers_that_measure_nothing_are_refused() -> None:
+    """Nought requests or seconds are refused by the command line, and so is what is no number."""
+    import arguments
+
+    assert (arguments.above_zero("0.1"), arguments.one_or_more("1")) == (0.1, 1)
+    for read, text in ((arguments.above_zero, "0"), (arguments.above_zero, "nan"), (arguments.one_or_more, "0")):
+        with pytest.raises(ArgumentTypeError, match=f"got {text}"):
+            read(text)
+
+
+def test_errors_end_a_program_by_their_message() -> None:
+    """An error that says what to change ends a script by its message, not by a traceback."""
+    import arguments
+
+    with pytest.raises(SystemExit, match="no server answers at nowhere"), arguments.errors_as_messages():
+        raise ConnectionError("no server answers at nowhere")
 
 
 @pytest.mark.slow
