@@ -148,7 +148,7 @@ class Encoder(nn.Module):
             input_ids, attention_mask (1 = token, 0 = padding), token_type_ids: (batch, seq) int64
         """
         hidden = self.embeddings(input_ids, token_type_ids)  # (batch, seq, hidden)
-        mask, position_bias = self._terms(attention_mask, hidden.dtype)
+        mask, position_bias = self.terms(attention_mask, hidden.dtype)
         hidden_states = []
         attentions = []
         for layer in self.layers:
@@ -164,18 +164,7 @@ class Encoder(nn.Module):
             tuple(attentions) if output_attentions else (),
         )
 
-    def inspect(self, layer: int, hidden: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute one layer's attention from its input, which is a hidden state of `forward`.
-
-        Shape:
-            hidden: (batch, seq, hidden); attention_mask: (batch, seq) int64
-            returns: weights (batch, heads, query, key); queries and keys (batch, heads, seq, head_dim)
-        """
-        chosen = self.layers[layer]
-        assert isinstance(chosen, EncoderLayer)
-        return chosen.inspect(hidden, *self._terms(attention_mask, hidden.dtype))
-
-    def _terms(self, attention_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def terms(self, attention_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Give what every layer adds to its scores: the mask (batch, 1, 1, key), and the position bias if there is."""
         seq = attention_mask.shape[1]
         position_bias = None if self.position_bias is None else self.position_bias(seq, seq)

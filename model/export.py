@@ -1,7 +1,7 @@
 """Export: a checkpoint to an artifact folder, the only thing that the service reads.
 
     encode.onnx, states.onnx    the plain graph, and the one that also has every layer's hidden state
-    attention.0.onnx, ...       what each layer's heads look at, from that layer's input
+    attention.onnx              what a layer's heads look at, from that layer's input and weights
     weights.bin                 their weights, shared
     encode.cuda.onnx            with float16: the first graph for CUDA, fused
     pooled.cuda.onnx            the same, with the model's own pooling alone
@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -43,10 +43,14 @@ from model.graphs import (
     AttentionGraph,
     EncoderGraph,
     Graph,
+    attach_attention_weights,
     attach_weights,
     fold_weights,
+    place_of,
     prune,
     trace,
+    trace_attention,
+    weight_of,
     write_weights,
 )
 from model.head import SentenceHead
@@ -54,6 +58,8 @@ from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
 FORMAT_VERSION = 3
+Places = list[dict[str, Any]]
+"""For each layer, where its own weights lie, by their names within a layer."""
 ARTIFACT_FILE = "artifact.json"
 PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
@@ -108,25 +114,22 @@ def export(
     with _written_aside(output) as folder:
         graphs = all_graphs(encoder, head, pool_prompt=settings.pool_prompt)
         plain = graphs[0]
-        assert isinstance(plain, EncoderGraph)
-        _write_graphs(folder, graphs, WEIGHTS_FILE)
+        places = _write_graphs(folder, graphs, WEIGHTS_FILE, encoder)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-        difference = check(folder, graphs)
+        difference = check(folder, graphs, places)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
         if precision == "float16":
             parity |= _write_float16(folder, encoder, head, plain, pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
-        _write_description(folder, _description(source, plain, settings, parity))
+        _write_description(folder, _description(source, plain, settings, parity, places))
     report(f"wrote {output}")
     return output
 
 
-def all_graphs(encoder: Encoder, head: SentenceHead, *, pool_prompt: bool = True) -> list[Graph]:
-    """Give all graphs of an artifact, the plain one first."""
-    layers = range(encoder.config.num_hidden_layers)
-    plain, states = (EncoderGraph(encoder, head, states=wanted, pool_prompt=pool_prompt) for wanted in (False, True))
-    return [plain, states, *(AttentionGraph(encoder, layer) for layer in layers)]
+def all_graphs(encoder: Encoder, head: SentenceHead, *, pool_prompt: bool = True) -> list[EncoderGraph]:
+    """Give the graphs of a whole encoder, the plain one first."""
+    return [EncoderGraph(encoder, head, states=wanted, pool_prompt=pool_prompt) for wanted in (False, True)]
 
 
 def _write_float16(
@@ -141,7 +144,7 @@ def _write_float16(
     return {f"float16_min_{kind}_cosine": cosine for kind, cosine in cosines.items()}
 
 
-def check(folder: Path, graphs: Sequence[Graph]) -> float:
+def check(folder: Path, graphs: Sequence[EncoderGraph], places: Places) -> float:
     """Compare graphs with the torch encoder on padded batches of random tokens.
 
     Returns:
@@ -152,8 +155,12 @@ def check(folder: Path, graphs: Sequence[Graph]) -> float:
         ExportError: It exceeds `MAX_DIFFERENCE`, or ONNX Runtime is not installed.
     """
     worst = 0.0
-    for graph in graphs:
-        for _, exact, ours in _compared(folder, graph, graph):
+    encoder = graphs[0].encoder
+    assert isinstance(encoder, Encoder)
+    inspected: list[Graph] = [*graphs, *(AttentionGraph(encoder, layer) for layer in range(len(places)))]
+    for graph in inspected:
+        weights = _weights_at(folder, places[graph.number]) if isinstance(graph, AttentionGraph) else {}
+        for _, exact, ours in _compared(folder, graph, graph, weights):
             # T5's hidden states reach the thousands, where float32 itself is no finer than 1e-4.
             unit = max(1.0, float(np.abs(exact).max()) / 10)
             worst = max(worst, float(np.abs(exact - ours).max()) / unit)
@@ -195,7 +202,7 @@ def check_float16(folder: Path, fused: EncoderGraph, plain: EncoderGraph) -> dic
 
 
 def _compared(
-    folder: Path, graph: Graph, oracle: Graph
+    folder: Path, graph: Graph, oracle: Graph, weights: Mapping[str, np.ndarray[Any, Any]] | None = None
 ) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Yield each output's name, and for each row the oracle's values and the graph's, padded places left out."""
     try:
@@ -211,7 +218,8 @@ def _compared(
         fed = _random_batch(graph, kept)
         with torch.inference_mode():
             expected = oracle(*fed.values())
-        got = session.run(list(graph.outputs), {name: tensor.numpy() for name, tensor in fed.items()})
+        arrays = {name: tensor.numpy() for name, tensor in fed.items()} | dict(weights or {})
+        got = session.run(list(graph.outputs), arrays)
         for name, theirs, ours in zip(graph.outputs, expected, got, strict=True):
             for row, length in enumerate(kept):
                 place = _place(name, row, length)
@@ -231,7 +239,7 @@ def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Ten
         segments = fed["token_type_ids"] if config.type_vocab_size else None
         with torch.inference_mode():
             output = graph.encoder(ids, mask, segments, output_hidden_states=True)
-        fed["hidden_state"] = output.hidden_states[graph.layer]
+        fed["hidden_state"] = output.hidden_states[graph.number]
     return {name: fed[name] for name in graph.inputs}
 
 
@@ -246,18 +254,37 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
     return (row, slice(length))
 
 
-def _write_graphs(folder: Path, graphs: Sequence[Graph], weights: str) -> None:
-    """Write the graphs and the file of weights that they share."""
+def _write_graphs(
+    folder: Path, graphs: Sequence[EncoderGraph], weights: str, inspected: Encoder | None = None
+) -> Places:
+    """Write the graphs, of an encoder that is inspected also the attention graph, and the file of their weights.
+
+    Returns:
+        For each inspected layer, where its own weights lie.
+    """
     traced = [trace(graph) for graph in graphs]
     names = [fold_weights(model, graph) for model, graph in zip(traced, graphs, strict=True)]
-    references = write_weights(folder / weights, graphs[0], set.union(*names))
-    for model, graph, own in zip(traced, graphs, names, strict=True):
-        attach_weights(model, graph, own, references)
+    attention, own, shared = trace_attention(inspected) if inspected is not None else (None, set[str](), set[str]())
+    layers = range(inspected.config.num_hidden_layers) if inspected is not None else ()
+    of_layers = {weight_of(layer, name) for layer in layers for name in own}
+    references = write_weights(folder / weights, graphs[0], set.union(*names, of_layers, shared))
+    for model, graph, used in zip(traced, graphs, names, strict=True):
+        attach_weights(model, graph, used, references)
         onnx.save_model(model, folder / graph.file)
+    if attention is not None:
+        attach_attention_weights(attention, own, shared, references)
+        onnx.save_model(attention, folder / AttentionGraph.file)
+    return [{name: place_of(references[weight_of(layer, name)]) for name in sorted(own)} for layer in layers]
+
+
+def _weights_at(folder: Path, places: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Map one layer's weights as the service does."""
+    path = folder / WEIGHTS_FILE
+    return {name: np.memmap(path, np.float32, "r", at["offset"], tuple(at["shape"])) for name, at in places.items()}
 
 
 def _description(
-    source: Source, graph: EncoderGraph, settings: SentenceSettings, parity: dict[str, float]
+    source: Source, graph: EncoderGraph, settings: SentenceSettings, parity: dict[str, float], places: Places
 ) -> dict[str, Any]:
     """Build `artifact.json`, digests of files not yet included."""
     config = graph.encoder.config
@@ -276,6 +303,7 @@ def _description(
         "num_parameters": sum(tensor.numel() for tensor in graph.state_dict().values()),
         **asdict(settings),
         "inputs": graph.inputs,
+        "attention_weights": places,
         "pooling": graph.head.pooling,
         "poolings": graph.poolings,
         "sentence_size": graph.head.size(config.hidden_size),

@@ -1,16 +1,19 @@
 """Graphs: an `Encoder` as ONNX graphs over one set of weights.
 
 `encode` yields the last hidden state and every pooling of it; `states` also yields every layer's hidden state, and
-`attention.0`, `attention.1` and so on yield what one layer's heads look at, given that layer's input: attention costs
-only the layers and the texts that it is asked of. The graphs are traced without weights and refer to one external
-file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is `encode` alone,
-for CUDA, with weights of its own.
+`attention` what one layer's heads look at, given that layer's input and its weights: attention costs only the layers
+and the texts that it is asked of, and one graph serves all layers. The graphs are traced without weights and refer to
+one external file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is
+`encode` alone, for CUDA, with weights of its own.
 May import: encoder, fused, head, pooling, torch, onnx.
 """
 
+import copy
 import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from model.encoder import Encoder
+from model.encoder import Encoder, EncoderLayer
 from model.fused import FusedEncoder
 from model.head import SentenceHead
 from model.pooling import POOLINGS
@@ -29,6 +32,7 @@ CUDA_POOLED_FILE = "pooled.cuda.onnx"
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
 _TRANSPOSED = ".T"
+_OWN = "layer."
 
 
 class EncoderGraph(nn.Module):
@@ -94,29 +98,50 @@ class EncoderGraph(nn.Module):
 
 
 class AttentionGraph(nn.Module):
-    """One layer's attention, as a function from the layer's input and the mask to named outputs."""
+    """One layer's attention, as a function from the layer's input, the mask and its weights to named outputs."""
 
+    file = "attention.onnx"
     inputs = ("hidden_state", "attention_mask")
     outputs = ("attention", "query_vectors", "key_vectors")
 
-    def __init__(self, encoder: Encoder, layer: int) -> None:
-        """Wrap a layer, counted from 0, of an encoder."""
+    def __init__(self, encoder: Encoder, number: int) -> None:
+        """Wrap a layer of an encoder, counted from 0."""
         super().__init__()
         self.encoder = encoder
+        self.number = number
+        layer = encoder.layers[number]
+        assert isinstance(layer, EncoderLayer)
         self.layer = layer
-
-    @property
-    def file(self) -> str:
-        """Name of the graph's file in an artifact."""
-        return f"attention.{self.layer}.onnx"
 
     def example(self) -> tuple[Tensor, ...]:
         """Give tensors to trace with."""
         return torch.zeros(2, 3, self.encoder.config.hidden_size), torch.ones(2, 3, dtype=torch.int64)
 
     def forward(self, hidden_state: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inspect the layer; shapes as `Encoder.inspect` has them."""
-        return self.encoder.inspect(self.layer, hidden_state, attention_mask)
+        """Inspect the layer; shapes as `EncoderLayer.inspect` has them."""
+        return self.layer.inspect(hidden_state, *self.encoder.terms(attention_mask, hidden_state.dtype))
+
+
+def trace_attention(encoder: Encoder) -> tuple[onnx.ModelProto, set[str], set[str]]:
+    """Trace the graph that serves every layer.
+
+    Returns:
+        The graph; names of the weights that are the layer's own, without what says which layer; names of the others.
+    """
+    graph = AttentionGraph(encoder, 0)
+    graph.layer = copy.deepcopy(graph.layer)
+    with torch.no_grad():  # the tracer would merge weights that are equal in this layer and need not be in others
+        for parameter in graph.layer.parameters():
+            parameter.normal_()
+    model = trace(graph)
+    names = fold_weights(model, graph)
+    own = {name for name in names if name.startswith(_OWN)}
+    return model, {name.removeprefix(_OWN) for name in own}, names - own
+
+
+def weight_of(layer: int, name: str) -> str:
+    """Name a layer's own weight among the encoder's."""
+    return f"encoder.layers.{layer}.{name}"
 
 
 Graph = EncoderGraph | AttentionGraph
@@ -205,13 +230,36 @@ def write_weights(path: Path, graph: Graph, names: set[str]) -> dict[str, onnx.T
 
 
 def attach_weights(
-    model: onnx.ModelProto, graph: Graph, names: set[str], references: dict[str, onnx.TensorProto]
+    model: onnx.ModelProto, graph: EncoderGraph, names: set[str], references: dict[str, onnx.TensorProto]
 ) -> None:
     """Turn a traced graph's weight inputs into references to the weights file, in place."""
-    inputs = [value for value in model.graph.input if value.name in graph.inputs]
+    _keep_inputs(model, graph.inputs)
+    model.graph.initializer.extend(references[name] for name in sorted(names))
+
+
+def attach_attention_weights(
+    model: onnx.ModelProto, own: set[str], shared: set[str], references: dict[str, onnx.TensorProto]
+) -> None:
+    """Do so for the attention graph, in place; a layer's own weights stay inputs, by their names within a layer."""
+    for node in model.graph.node:
+        node.input[:] = [name.removeprefix(_OWN) for name in node.input]
+    _keep_inputs(model, AttentionGraph.inputs)
+    for name in sorted(own):
+        tensor = references[weight_of(0, name)]
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
+    model.graph.initializer.extend(references[name] for name in sorted(shared))
+
+
+def _keep_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    inputs = [value for value in model.graph.input if value.name in names]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    model.graph.initializer.extend(references[name] for name in sorted(names))
+
+
+def place_of(tensor: onnx.TensorProto) -> dict[str, Any]:
+    """Say where in the weights file a referenced weight lies: `offset` in bytes, and its `shape`; float32."""
+    offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
+    return {"offset": offset, "shape": list(tensor.dims)}
 
 
 def prune(model: onnx.ModelProto, outputs: list[str]) -> onnx.ModelProto:

@@ -15,7 +15,8 @@ from service.errors import ArtifactError
 
 FORMAT_VERSION = 3
 ARTIFACT_FILE = "artifact.json"
-_FILES = {"encode.onnx", "states.onnx", "tokenizer.json", "weights.bin"}
+WEIGHTS_FILE = "weights.bin"
+_FILES = {"encode.onnx", "states.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
 _CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
@@ -43,7 +44,9 @@ class Artifact:
         pad_token_id: Fills padded places.
         num_parameters: Weights, as numbers.
         max_tokens: Longest sequence in tokens, special tokens included.
-        inputs: Names of the tensors that the graphs take.
+        inputs: Names of the tensors that `encode.onnx` and `states.onnx` take.
+        attention_weights: For each layer, what `attention.onnx` takes of it: name -> `offset` in weights.bin in bytes,
+            and `shape`; float32.
         pooling: Pooling of a request that names none; `sentence` for modules of the model's own.
         normalize: Whether pooled vectors get length 1 when a request does not say.
         prompts: Prompt name to the text put before an input.
@@ -69,6 +72,7 @@ class Artifact:
     num_parameters: int
     max_tokens: int
     inputs: tuple[str, ...]
+    attention_weights: tuple[Mapping[str, Mapping[str, Any]], ...]
     pooling: str
     normalize: bool
     prompts: Mapping[str, str]
@@ -83,11 +87,6 @@ class Artifact:
         return self.sentence_size if pooling == "sentence" else self.hidden_size
 
 
-def attention_file(layer: int) -> str:
-    """Name the file with one layer's attention."""
-    return f"attention.{layer}.onnx"
-
-
 def is_artifact(folder: Path) -> bool:
     """Tell whether a path is a folder with an artifact's description in it."""
     return (folder / ARTIFACT_FILE).is_file()
@@ -100,7 +99,7 @@ def open_artifact(folder: Path) -> Artifact:
         ArtifactError: The folder is no artifact, of another format, or not as it was written.
     """
     artifact, files = _read_description(folder)
-    _verify_files(folder, files, _FILES | {attention_file(layer) for layer in range(artifact.num_hidden_layers)})
+    _verify_files(folder, files)
     return artifact
 
 
@@ -153,6 +152,7 @@ def _check_values(path: Path, artifact: Artifact) -> None:
         **{name: isinstance(getattr(artifact, name), bool) for name in ("normalize", "pool_prompt")},
         "revision": isinstance(artifact.revision, str | None),
         "inputs": isinstance(artifact.inputs, tuple) and set(artifact.inputs) <= _INPUTS,
+        "attention_weights": _are_places(artifact.attention_weights, artifact.num_hidden_layers),
         "prompts": isinstance(artifact.prompts, dict)
         and all(isinstance(text, str) for text in artifact.prompts.values()),
         "poolings": isinstance(artifact.poolings, tuple) and artifact.pooling in artifact.poolings,
@@ -166,14 +166,28 @@ def _check_values(path: Path, artifact: Artifact) -> None:
         raise ArtifactError(f"{path} has values that no export writes for {', '.join(wrong)}; export the model again")
 
 
+def _are_places(places: object, layers: object) -> bool:
+    """Tell whether each layer has weights with an offset and a shape."""
+    if not isinstance(places, tuple) or len(places) != layers or not all(isinstance(layer, dict) for layer in places):
+        return False
+    weights = [weight for layer in places for weight in layer.values()]
+    return all(
+        isinstance(weight, dict)
+        and isinstance(weight.get("shape"), list)
+        and all(_is_count(number, 1) for number in weight["shape"])
+        and _is_count(weight.get("offset"), 0)
+        for weight in weights
+    )
+
+
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
-def _verify_files(folder: Path, files: Any, wanted: set[str]) -> None:
-    """Hold each file against its recorded size and digest; the wanted ones must be among them."""
-    if not isinstance(files, dict) or not files.keys() >= wanted:
-        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(wanted))}; export the model again")
+def _verify_files(folder: Path, files: Any) -> None:
+    """Hold each file against its recorded size and digest."""
+    if not isinstance(files, dict) or not files.keys() >= _FILES:
+        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
     if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
         raise ArtifactError(
             f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(missing))} too; export the model again"

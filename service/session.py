@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import cuda, openvino
-from service.artifact import Artifact
+from service.artifact import WEIGHTS_FILE, Artifact
 from service.batching import Batch, Graph
 from service.errors import ProviderError
 from service.placement import Placement
@@ -45,6 +45,7 @@ class Session:
         self._threads = threads
         self.streams = 1 if placement.provider == "cuda" else streams  # there runs share one session
         self._sessions: dict[tuple[str, int], Any] = {}  # by graph and streams
+        self._mapped: dict[int, Mapping[str, NDArray[np.float32]]] = {}
         self._lock = Lock()
 
     def load(self, graph: Graph = "encode") -> None:
@@ -96,7 +97,7 @@ class Session:
         return dict(zip(names, session.run(names, feeds), strict=True))
 
     def look(self, batch: Batch, arrays: Mapping[str, NDArray[np.float32]]) -> dict[int, Mapping[str, NDArray[Any]]]:
-        """Compute the attention that is wanted of a batch's rows, each row by itself and without its padding.
+        """Compute the attention that is wanted of a batch's rows, each row by itself.
 
         Args:
             batch: The batch.
@@ -106,19 +107,29 @@ class Session:
             Row -> arrays by the names of `InputResult`.
         """
         reducers = {row: Reducer(look) for row, look in enumerate(batch.looks) if look is not None}
+        session = self._loaded("attention", 1)
         for layer in _layers(batch):
-            session = self._loaded(f"attention.{layer}", 1)
+            weights = self._weights(layer)
             for row, reducer in reducers.items():
                 look = batch.looks[row]
                 if look is None or layer not in look.layers:
                     continue
-                state = arrays[_state(layer)][row : row + 1, : look.length]
-                feeds = {"hidden_state": state, "attention_mask": np.ones((1, look.length), np.int64)}
+                one = slice(row, row + 1)  # with its padding, so that there are few shapes
+                feeds = {"hidden_state": arrays[_state(layer)][one], "attention_mask": batch.attention_mask[one]}
                 names = look.outputs(layer)
-                reducer.add(
-                    layer, {name: array[0] for name, array in zip(names, session.run(names, feeds), strict=True)}
-                )
+                outputs = dict(zip(names, session.run(names, {**feeds, **weights}), strict=True))
+                reducer.add(layer, {name: _unpadded(name, array, look.length) for name, array in outputs.items()})
         return {row: reducer.arrays() for row, reducer in reducers.items()}
+
+    def _weights(self, layer: int) -> Mapping[str, NDArray[np.float32]]:
+        """Map a layer's own weights from the artifact."""
+        if layer not in self._mapped:
+            path = self.artifact.folder / WEIGHTS_FILE
+            self._mapped[layer] = {
+                name: np.memmap(path, np.float32, "r", place["offset"], tuple(place["shape"]))
+                for name, place in self.artifact.attention_weights[layer].items()
+            }
+        return self._mapped[layer]
 
     def _loaded(self, graph: str, streams: int) -> Any:
         with self._lock:
@@ -154,3 +165,8 @@ def _layers(batch: Batch) -> list[int]:
 def _state(layer: int) -> str:
     """Name the graph output that is a layer's input."""
     return f"hidden_states_{layer}"
+
+
+def _unpadded(name: str, array: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Cut (1, heads, query, key) or (1, heads, seq, head_dim) to one sequence's tokens."""
+    return array[0, :, :length, :length] if name == "attention" else array[0, :, :length]

@@ -1,5 +1,6 @@
 """Tiny seeded checkpoints of every family, made by transformers, and its eager answers as the oracle."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -129,17 +130,17 @@ def oracle(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
 
 def run_graphs(artifact: Path, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
     """Run all of an artifact's graphs on the CPU provider; gives `states`' outputs, and attentions_0 and so on."""
-    states, *layers = (
-        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        for path in (artifact / "states.onnx", *sorted(artifact.glob("attention.*.onnx"), key=_layer))
+    states, attention = (
+        onnxruntime.InferenceSession(artifact / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        for name in ("states", "attention")
     )
     names = [put.name for put in states.get_outputs()]
     arrays = dict(zip(names, states.run(names, {put.name: fed[put.name] for put in states.get_inputs()}), strict=True))
-    for layer, session in enumerate(layers):
+    described = json.loads((artifact / "artifact.json").read_text("utf-8"))["attention_weights"]
+    for layer, places in enumerate(described):
         inputs = {"hidden_state": arrays[f"hidden_states_{layer}"], "attention_mask": fed["attention_mask"]}
-        arrays[f"attentions_{layer}"] = session.run(["attention"], inputs)[0]
+        for name, place in places.items():
+            shape = tuple(place["shape"])
+            inputs[name] = np.memmap(artifact / "weights.bin", np.float32, "r", place["offset"], shape)
+        arrays[f"attentions_{layer}"] = attention.run(["attention"], inputs)[0]
     return arrays
-
-
-def _layer(graph: Path) -> int:
-    return int(graph.name.split(".")[1])

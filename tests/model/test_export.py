@@ -25,7 +25,7 @@ from service.errors import ArtifactError
 ROOT = Path(__file__).parents[2]
 FILES = {
     *("artifact.json", "tokenizer.json", "weights.bin"),
-    *("encode.onnx", "states.onnx", "attention.0.onnx", "attention.1.onnx"),
+    *("encode.onnx", "states.onnx", "attention.onnx"),
 }
 
 
@@ -57,10 +57,9 @@ def read_description(folder: Path) -> dict[str, object]:
 
 
 def test_the_documented_files_and_no_other(tiny_artifact: Path, minilm_artifact: Path):
-    """An artifact holds its files and a graph for each layer, whoever may read them, and nothing is left beside it."""
+    """An artifact holds the six files, whoever may read them, and nothing is left beside it."""
     for folder in (tiny_artifact, minilm_artifact):
-        layers = read_description(folder)["num_hidden_layers"]
-        assert names_in(folder) == FILES | {f"attention.{layer}.onnx" for layer in range(layers)}
+        assert names_in(folder) == FILES
         assert names_in(folder.parent) == {folder.name}
         assert folder.stat().st_mode & 0o777 == 0o755
 
@@ -71,8 +70,8 @@ def test_description_of_minilm(minilm: Path, minilm_artifact: Path):
     difference = described.pop("parity")["float32_max_difference"]
     assert 0 < difference <= MAX_DIFFERENCE
     assert described.pop("exported_by")["torch"] == torch.__version__
-    layers = {f"attention.{layer}.onnx" for layer in range(6)}
-    assert set(described.pop("files")) == FILES - {"artifact.json"} | layers
+    assert set(described.pop("files")) == FILES - {"artifact.json"}
+    assert len(described.pop("attention_weights")) == 6
     assert described == {
         "format_version": 3,
         "model_id": minilm.name,
@@ -141,7 +140,8 @@ def test_other_numbers_are_noticed(copied: Path, checkpoint: Path):
     """Graphs that do not compute what torch computes fail the check that an export ends with."""
     encoder = load_encoder(checkpoint)
     graphs = all_graphs(encoder, SentenceHead(["mean"]))
-    assert check(copied, graphs) <= MAX_DIFFERENCE
+    places = read_description(copied)["attention_weights"]
+    assert check(copied, graphs, places) <= MAX_DIFFERENCE
     weights = onnx.load(copied / "encode.onnx", load_external_data=False).graph.initializer
     changed = next(one for one in weights if one.name == "encoder.layers.1.feed_forward_norm.bias")
     offset = next(int(entry.value) for entry in changed.external_data if entry.key == "offset")
@@ -149,7 +149,7 @@ def test_other_numbers_are_noticed(copied: Path, checkpoint: Path):
         file.seek(offset)
         file.write(torch.tensor([3.0]).numpy().tobytes())
     with pytest.raises(ExportError, match=r"graphs differ from torch by .* at most 1e-04 is allowed"):
-        check(copied, graphs)
+        check(copied, graphs, places)
 
 
 # ---------------------------------------------------------------- whole or absent
@@ -162,7 +162,7 @@ def test_an_older_artifact_is_replaced(copied: Path, checkpoint: Path):
     empty.mkdir()
     for output in (copied, empty):
         quiet(checkpoint, output)
-        assert names_in(output) >= FILES
+        assert names_in(output) == FILES
         open_artifact(output)
     assert names_in(copied.parent) == {"copied", "empty"}
 
@@ -255,7 +255,7 @@ def test_killed_in_the_middle(minilm: Path, checkpoint: Path, tiny_artifact: Pat
         assert open_artifact(output).hidden_size == 24
     quiet(checkpoint, output)
     assert names_in(tmp_path) == {"artifact"}
-    assert names_in(output) >= FILES
+    assert names_in(output) == FILES
     open_artifact(output)
 
 
@@ -274,4 +274,4 @@ def test_an_export_that_still_runs_is_left_alone(minilm: Path, checkpoint: Path,
     assert lines[-1] == f"wrote {output}"
     assert open_artifact(output).hidden_size == 384
     assert names_in(tmp_path) == {"artifact"}
-    assert names_in(output) >= FILES
+    assert names_in(output) == FILES

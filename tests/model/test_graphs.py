@@ -1,5 +1,7 @@
 """The graphs of an artifact: their outputs, and the weights that they share."""
 
+import json
+import math
 from pathlib import Path
 
 import onnx
@@ -18,9 +20,12 @@ def test_graphs_share_their_weights(minilm_artifact: Path):
     encode = external_weights(minilm_artifact / "encode.onnx")
     assert encode
     assert external_weights(minilm_artifact / "states.onnx") == encode
-    attention = external_weights(minilm_artifact / "attention.3.onnx")
-    assert len(attention) == 4  # W^Q, W^K and their biases
-    assert attention.items() <= encode.items()
+    described = json.loads((minilm_artifact / "artifact.json").read_text())["attention_weights"]
+    offsets = {int(place["offset"]): int(place["length"]) for place in encode.values()}
+    assert [len(layer) for layer in described] == [4] * 6  # W^Q, W^K and their biases
+    assert {4 * math.prod(one["shape"]) - offsets[one["offset"]] for layer in described for one in layer.values()} == {
+        0
+    }
     size = (minilm_artifact / "weights.bin").stat().st_size
     for place in encode.values():
         assert place["location"] == "weights.bin"
@@ -31,7 +36,7 @@ def test_graphs_share_their_weights(minilm_artifact: Path):
 
 def test_graphs_are_small(minilm_artifact: Path):
     """A graph holds no weights of its own: below 1 MB each, with the real model's 90 MB beside them."""
-    for name in ("encode.onnx", "states.onnx", "attention.0.onnx"):
+    for name in ("encode.onnx", "states.onnx", "attention.onnx"):
         assert (minilm_artifact / name).stat().st_size < 10**6
     assert (minilm_artifact / "weights.bin").stat().st_size > 90 * 10**6
 
@@ -40,8 +45,8 @@ def test_each_graph_yields_its_own(tiny_artifact: Path):
     """encode.onnx yields the last hidden state and the poolings, states.onnx every state too, the others attention."""
     encode, states, *attention = (
         [output.name for output in onnx.load(tiny_artifact / f"{name}.onnx", load_external_data=False).graph.output]
-        for name in ("encode", "states", "attention.0", "attention.1")
+        for name in ("encode", "states", "attention")
     )
     assert encode == ["last_hidden_state", "pooled_cls", "pooled_mean", "pooled_max", "pooled_last"]
     assert states == [*encode, "hidden_states_0", "hidden_states_1", "hidden_states_2"]
-    assert attention == [["attention", "query_vectors", "key_vectors"]] * 2
+    assert attention == [["attention", "query_vectors", "key_vectors"]]

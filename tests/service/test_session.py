@@ -54,7 +54,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_graphs_are_loaded_when_first_needed(artifact: Artifact) -> None:
-    """Plain traffic holds one graph; the first request for a layer's attention loads two more."""
+    """Plain traffic holds one graph; the first request for attention loads the other two."""
     session = Session(artifact, choose_placement("cpu", "float32"), threads=2)
     session.load()
     session.warm_up()
@@ -62,7 +62,7 @@ def test_graphs_are_loaded_when_first_needed(artifact: Artifact) -> None:
     batch = looking_batch(artifact, (5, 9), 2)
     looked = session.look(batch, session.run(batch))
     assert [looked[row]["attention"].shape for row in (0, 1)] == [(1, 12, 5, 5), (1, 12, 9, 9)]
-    assert {graph for graph, _ in session._sessions} == {"encode", "states", "attention.2"}
+    assert {graph for graph, _ in session._sessions} == {"encode", "states", "attention"}
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])
@@ -225,10 +225,11 @@ def edit(folder: Path, **values: object) -> None:
         (lambda folder: (folder / "encode.onnx").write_bytes(b"x"), "was changed or damaged"),
         (
             lambda folder: edit(folder, files={"encode.onnx": 3}),
-            "must name attention.0.onnx, attention.1.onnx, encode.onnx",
+            "must name attention.onnx, encode.onnx, attention.1.onnx, encode.onnx",
         ),
         (lambda folder: edit(folder, poolings=None), "no export writes for poolings"),
         (lambda folder: edit(folder, max_tokens="x", prompts=[1]), "no export writes for max_tokens, prompts"),
+        (lambda folder: edit(folder, attention_weights=[{}]), "no export writes for attention_weights"),
         (lambda folder: edit(folder, hidden_size=0), "no export writes for hidden_size"),
         (lambda folder: edit(folder, pad_token_id=99999), "no export writes for pad_token_id"),
         (lambda folder: edit(folder, default_prompt_name="zz"), "no export writes for default_prompt_name"),
