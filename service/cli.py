@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.errors import AttencodeError, ConfigError
 
 if TYPE_CHECKING:
@@ -102,12 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.set_defaults(run=_export)
 
-    encode = commands.add_parser("encode", help="encode texts through a running server")
-    encode.add_argument("texts", nargs="+", metavar="TEXT")
+    encode = commands.add_parser("encode", help="encode texts, or a file of them, through a running server")
+    encode.add_argument("texts", nargs="*", metavar="TEXT")
     encode.add_argument("--pooling", choices=("cls", "mean", "max", "last", "sentence"))
     encode.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=None)
     encode.add_argument("--dimensions", type=int)
     encode.add_argument("--token-embeddings", action="store_true")
+    add_file_arguments(encode)
     encode.set_defaults(run=_encode)
 
     attend = commands.add_parser("attend", help="print who attends to whom, token by token")
@@ -273,6 +275,8 @@ def _client(parsed: argparse.Namespace) -> Any:
 
 
 def _encode(parsed: argparse.Namespace) -> int:
+    if wants_files(parsed):
+        return encode_files(parsed)
     with _client(parsed) as client:
         result = client.encode(
             parsed.texts,

@@ -57,6 +57,10 @@ ALLOWED = {
     "cluster": {"artifact", "config", "errors", "fleet", "placement", "replicas", "served"},
     "resumption": {"pb", "codec", "request", "errors"},
     "client": {"pb", "codec", "chunks", "resumption", "attention", "plain", "request", "errors"},
+    "bulk_files": {"errors"},
+    "bulk_partial": {"bulk_files", "errors"},
+    "bulk": {"bulk_files", "bulk_partial", "client", "plain", "request", "errors"},
+    "cli_encode": {"bulk", "bulk_files", "client", "errors"},
 }
 PB_IMPORTERS = {"chunks", "resumption", "codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
 
