@@ -255,6 +255,6 @@ class Attended:
         reduction = (self.asked.reduce_layers, self.asked.reduce_heads)[axis]
         asked = (self.asked.layers, self.asked.heads)[axis]
         if reduction is None and count == 1 and len(asked) == 1:
-            return f"{noun} {asked[0]}"
+            return f"last {noun}" if asked == (-1,) else f"{noun} {asked[0]}"
         over = f"{noun}s {', '.join(map(str, asked))}" if asked else f"all {noun}s"
         return f"{'maximum' if reduction == 'max' else 'mean'} over {over}"

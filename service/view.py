@@ -8,7 +8,9 @@ import json
 import math
 import os
 import secrets
+import warnings
 from importlib import import_module, resources
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -125,17 +127,14 @@ def page(
     tokens: dict[str, Any] = {"attention": tensors, "tokens": rows, "sentence_b_start": second_text_start or None}
     if rows != columns:
         tokens = {"cross_attention": tensors, "decoder_tokens": rows, "encoder_tokens": columns}
-    if mode == "head":
-        chosen = {"layer": layer, "heads": None if head is None else [head]}
-        made = bertviz.head_view(**tokens, **chosen, html_action="return")
-    else:
-        only = (None if place is None else [place] for place in (layer, head))
-        made = bertviz.model_view(
-            **tokens,
-            **dict(zip(("include_layers", "include_heads"), only, strict=True)),
-            display_mode="light",
-            html_action="return",
-        )
+    options: dict[str, Any] = {"layer": layer, "heads": None if head is None else [head]}
+    if mode == "model":
+        only = {"include_layers": layer, "include_heads": head}
+        options = {name: None if place is None else [place] for name, place in only.items()}
+        options["display_mode"] = "light"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves the closing of its script to the collector
+        made = getattr(bertviz, f"{mode}_view")(**tokens, **options, html_action="return")
     # The labels lie in JSON inside a script, which a label such as </script> would end.
     return _FORM.format(title=f"attencode: {mode} view", body=made.data.replace(_escaped(mark), "\\u003c"))
 
@@ -199,7 +198,8 @@ def neuron_page(
 
 def _rounded(array: NDArray[np.floating]) -> NDArray[np.float64]:
     """Keep six decimals, more than a page shows, so that it is a third as long."""
-    return np.round(array.astype(np.float64), 6)
+    wide: NDArray[np.float64] = array.astype(np.float64)
+    return wide.round(6)
 
 
 def _free_character(*labels: list[str]) -> str:
@@ -225,12 +225,9 @@ def picture(weights: NDArray[np.float32], rows: list[str], columns: list[str], t
         title: What the weights are.
         kind: png or svg.
     """
-    from io import BytesIO  # noqa: PLC0415
-
     matplotlib = _package("matplotlib")
-    _package("matplotlib.figure")
-    import warnings  # noqa: PLC0415
-
+    for part in ("figure", "colors"):
+        _package(f"matplotlib.{part}")
     family, drawn = _fonts()
     rows, columns = ([_drawable(label, drawn, kind) for label in labels] for labels in (rows, columns))
     settings = {"font.family": family, "svg.fonttype": "none", "svg.hashsalt": "attencode"}
@@ -253,7 +250,9 @@ def _figure(matplotlib: Any, weights: NDArray[np.float32], rows: list[str], colu
     figure = matplotlib.figure.Figure(figsize=(width + 0.9, height + 0.5))
     axes = figure.add_axes((0, 0, width / (width + 0.9), height / (height + 0.5)))
     most = float(weights.max(initial=0.0)) or 1.0
-    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=most, aspect="auto", interpolation="nearest")
+    # By the square root: one column, [CLS] or [SEP], often takes most of the weight, and the rest would look alike.
+    norm = matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=most)
+    image = axes.imshow(weights, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
     every = math.ceil(0.09 / pitch)  # inches that a label needs
     size = 10 if numbered else max(5.0, min(9.0, 60 * pitch))
     axes.set_xticks(range(0, len(columns), every), columns[::every], rotation=90, fontsize=size, parse_math=False)
@@ -264,7 +263,7 @@ def _figure(matplotlib: Any, weights: NDArray[np.float32], rows: list[str], colu
     axes.set_ylabel("looks", fontsize=9)
     axes.set_title(title, fontsize=10, loc="left", pad=10, parse_math=False)
     for place in np.ndindex(*weights.shape) if numbered else ():
-        colour = "white" if weights[place] > 0.6 * most else "black"
+        colour = "white" if weights[place] > 0.36 * most else "black"
         axes.text(place[1], place[0], f"{100 * weights[place]:.0f}", ha="center", va="center", fontsize=8, color=colour)
     bar = figure.add_axes(((width + 0.15) / (width + 0.9), 0, 0.14 / (width + 0.9), min(height, 4) / (height + 0.5)))
     scale = figure.colorbar(image, cax=bar, format=lambda share, _: f"{100 * share:.3g}%")

@@ -101,7 +101,7 @@ def test_the_axes_that_were_reduced() -> None:
 @bertviz
 @pytest.mark.parametrize("mode", ["head", "model", "neuron"])
 def test_a_page_holds_the_answer(minilm_address: str, tmp_path: Path, mode: str) -> None:
-    """bertviz's page has our tokens and weights, a pair's parts each by itself."""
+    """A page of bertviz has our tokens and weights, a pair's parts each by itself."""
     page = tmp_path / "page.html"
     assert main(["view", "a dog", "two cats", "--mode", mode, "-o", str(page), "--address", minilm_address]) == 0
     with Client(minilm_address) as client:
@@ -175,17 +175,17 @@ def test_a_picture_is_not_blank_and_grows(minilm_address: str, tmp_path: Path, m
 @matplotlib
 def test_an_svg_has_the_labels(minilm_address: str, tmp_path: Path) -> None:
     """An SVG's labels are text, whatever the text is, and the layer and head are named."""
-    from xml.etree import ElementTree
+    from xml.etree import ElementTree as ET
 
     file = tmp_path / "picture.svg"
     words = ["view", HOSTILE, "-o", str(file), "--layer", "1", "--head", "2", "--words", "--address", minilm_address]
     assert main(words) == 0
-    shown = {element.text.strip() for element in ElementTree.parse(file).iter() if element.text}  # noqa: S314
+    shown = {element.text.strip() for element in ET.parse(file).iter() if element.text}  # noqa: S314
     assert {"[CLS]", "script", "$", "5", "layer 1, head 2"} <= shown
     labels = ["\N{GRINNING FACE}", "$a$ $b$", "<", "\x01", "\u4e0d"]
     for name in ("label.png", "label.svg"):
         made(labels, np.eye(5, dtype=np.float32)).save(tmp_path / name)
-    ElementTree.parse(tmp_path / "label.svg")  # noqa: S314
+    ET.parse(tmp_path / "label.svg")  # noqa: S314
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,7 @@ def test_an_svg_has_the_labels(minilm_address: str, tmp_path: Path) -> None:
 @matplotlib
 def test_refusals_say_what_to_change(
     minilm_address: str,
+    *,
     words: list[str],
     message: str,
     tmp_path: Path,
