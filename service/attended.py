@@ -5,6 +5,7 @@ May import: attention, request, errors, view.
 """
 
 import html
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,7 +188,7 @@ class Attended:
 
         target = view.check(path, mode)
         if (mode == "rollout") != self.asked.rollout and mode != "heatmap":
-            raise InvalidRequest("rollout wants an answer to rollout=True, and such an answer has no other mode")
+            raise InvalidRequest("mode rollout goes with an answer to rollout=True, and no page does with that")
         if mode in view.PICTURES:
             shown = self.chosen(layer, head)
             return view.write(target, view.picture(*shown, kind=target.suffix.lower()[1:]))
@@ -222,7 +223,7 @@ class Attended:
             part = f"; the first {_SHOWN} of {len(rows)} rows and {len(columns)} columns"
         lines = []
         for label, line in zip(rows[:_SHOWN], weights[:_SHOWN], strict=False):
-            cells = "".join(_CELL.format(100 * weight, int(255 * max(weight, 0) / most)) for weight in line[:_SHOWN])
+            cells = "".join(_CELL.format(100 * weight, _alpha(weight / most)) for weight in line[:_SHOWN])
             lines.append(_ROW.format(html.escape(label), cells))
         heads = "".join(_HEAD.format(html.escape(label)) for label in columns[:_SHOWN])
         return _TABLE.format(caption=html.escape(name + part), heads=heads, rows="".join(lines))
@@ -258,3 +259,8 @@ class Attended:
             return f"last {noun}" if asked == (-1,) else f"{noun} {asked[0]}"
         over = f"{noun}s {', '.join(map(str, asked))}" if asked else f"all {noun}s"
         return f"{'maximum' if reduction == 'max' else 'mean'} over {over}"
+
+
+def _alpha(share: float) -> int:
+    """Give a colour's opacity, 0 to 255, by the square root, so that small weights show beside a dominant one."""
+    return round(255 * math.sqrt(min(max(share, 0.0), 1.0)))

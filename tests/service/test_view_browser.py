@@ -52,6 +52,9 @@ def test_a_page_draws_the_answer(minilm_address: str, tab: Any, tmp_path: Path, 
     tab.wait_for_function("document.querySelectorAll('#vis svg *').length > 100")
     tab.wait_for_timeout(300)
     tab.screenshot(path=tmp_path / f"{mode}.png")
+    for number in (1, 2, 3, 4, 0):
+        tab.locator("#filter").select_option(index=number)
+        tab.wait_for_timeout(100)
     assert not tab.errors
     assert tab.locator("#filter option").count() == 5
     assert tab.locator("#vis b").count() == 0
