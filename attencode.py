@@ -6,6 +6,7 @@ with attencode.Client("127.0.0.1:50051") as client:
 client.encode(["time flies like an arrow"]).pooled  # (1, hidden) float32
 """
 
+from service.attended import Attended
 from service.attention import Attention, Places, QueryKeyVectors, Span
 from service.client import AsyncClient, Client, RemoteError
 from service.errors import (
@@ -33,6 +34,7 @@ from service.request import (
 __all__ = [
     "AsyncClient",
     "AttencodeError",
+    "Attended",
     "Attention",
     "Client",
     "DeadlineExceeded",

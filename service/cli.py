@@ -1,4 +1,4 @@
-"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | info.
+"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
 2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from service import cli_view
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.errors import AttencodeError, ConfigError
 
@@ -119,15 +120,17 @@ def _parser() -> argparse.ArgumentParser:
     attend.add_argument("--head", type=int, help="negative from the end; the mean over heads if unset")
     attend.set_defaults(run=_attend)
 
+    view = cli_view.add(commands)
+
     info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
     info.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
     info.set_defaults(run=_info)
 
-    for command in (encode, attend, info):
+    for command in (encode, attend, view, info):
         command.add_argument("--address", default=_DEFAULT_ADDRESS, help=f"the server, {_DEFAULT_ADDRESS} if unset")
         command.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
         command.add_argument("--json", action="store_true", help="print one JSON object")
-    for command in (encode, attend):
+    for command in (encode, attend, view):
         command.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right")
         command.add_argument("--prompt-name", help="prompt of the model; its default if unset")

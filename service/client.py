@@ -1,7 +1,7 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attention, plain, request, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, errors, grpc.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from typing import Any, Self
 import grpc
 
 from service import codec
+from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
 from service.errors import (
@@ -28,7 +29,7 @@ from service.errors import (
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
 from service.plain import InputLike, Layers, encode_request, read_inputs
-from service.request import EncodeRequest, EncodeResult, InputResult, ModelInfo, TokenizeRequest, TokenizeResult
+from service.request import EncodeRequest, EncodeResult, ModelInfo, TextInput, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption, Unanswered
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -109,11 +110,11 @@ class Client:
 
     def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
-    ) -> InputResult:
+    ) -> Attended:
         """Give one input's attention weights (layers, heads, query, key) and its tokens; of any size."""
         request = encode_request([text], attention=layers, heads=heads, **options)
         (answer,) = self._streamed([request], self._timeout_s)
-        return _attended(answer)
+        return _attended(request, answer)
 
     def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order.
@@ -214,11 +215,11 @@ class AsyncClient:
 
     async def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
-    ) -> InputResult:
+    ) -> Attended:
         """Give one input's attention weights (layers, heads, query, key) and its tokens."""
         request = encode_request([text], attention=layers, heads=heads, **options)
         (answer,) = [answer async for answer in self._streamed([request], self._timeout_s)]
-        return _attended(answer)
+        return _attended(request, answer)
 
     async def encode_stream(
         self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]
@@ -323,10 +324,12 @@ def _stream_answer(
     return items.answer(_typed_error(code, failure.message, failure.retry_delay_seconds))
 
 
-def _attended(answer: EncodeResult | AttencodeError) -> InputResult:
+def _attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> Attended:
     if isinstance(answer, AttencodeError):
         raise answer
-    return answer.results[0]
+    (asked,) = request.inputs
+    texts = [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []
+    return Attended(answer.results[0], request.outputs.attention, texts)
 
 
 def _error(error: grpc.RpcError) -> AttencodeError:
