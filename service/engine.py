@@ -77,16 +77,19 @@ class DrainRate:
         if self._since is None:
             self._since = now
 
-    def end(self, tokens: int, now: float, *, idle: bool) -> None:
-        """Note that a batch of so many tokens came back, and whether nothing else runs.
+    def end(self, tokens: int, now: float, *, idle: bool, queue: bool = True) -> None:
+        """Note that a batch of so many tokens came back, whether nothing else runs, and whether others wait.
 
+        A batch that leaves no queue behind may have been a small one, which says little of full ones.
         A longer pause than is remembered was a fault, such as a dead replica: it says little of what comes.
         """
-        passed_s = min(now - (now if self._since is None else self._since), _RATE_MEMORY_S)
+        since, self._since = self._since, None if idle else now
+        if not queue:
+            return
+        passed_s = min(now - (now if since is None else since), _RATE_MEMORY_S)
         kept = exp(-passed_s / _RATE_MEMORY_S)
         self._tokens = self._tokens * kept + tokens
         self._seconds = self._seconds * kept + passed_s
-        self._since = None if idle else now
 
     def seconds_for(self, tokens: int) -> float:
         """Estimate how long so many tokens will take; 0 before anything is known."""
@@ -352,7 +355,7 @@ class Engine:
         finally:
             self._running -= 1
             tokens = sum(job.sequences[place].length for job, place in taken)
-            self._drain.end(tokens, time.monotonic(), idle=not self._running)
+            self._drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
         metrics.record_batch_ended(self._model, graph, "ok", result.inference_s)
         self._hand_out(taken, result, waited_s)

@@ -332,3 +332,15 @@ def test_a_short_deadline_is_no_reason_to_refuse() -> None:
         await asyncio.gather(*tasks)
 
     run(test)
+
+
+def test_small_batches_say_nothing_of_the_rate() -> None:
+    """A batch that leaves no queue behind is not counted; one that does is, from the moment it began."""
+    rate = DrainRate()
+    rate.begin(0.0)
+    rate.end(13, 1.0, idle=True, queue=False)
+    assert rate.seconds_for(1000) == 0.0
+    rate.begin(5.0)
+    rate.end(100, 5.5, idle=False)
+    rate.end(1, 6.0, idle=False, queue=False)
+    assert rate.seconds_for(1000) == pytest.approx(5.0)
