@@ -225,7 +225,7 @@ def edit(folder: Path, **values: object) -> None:
         (lambda folder: (folder / "encode.onnx").write_bytes(b"x"), "was changed or damaged"),
         (
             lambda folder: edit(folder, files={"encode.onnx": 3}),
-            "must name attention.onnx, encode.onnx, attention.1.onnx, encode.onnx",
+            "must name attention.onnx, encode.onnx",
         ),
         (lambda folder: edit(folder, poolings=None), "no export writes for poolings"),
         (lambda folder: edit(folder, max_tokens="x", prompts=[1]), "no export writes for max_tokens, prompts"),
