@@ -76,8 +76,7 @@ def encode_request(
 
     Args:
         inputs: One input or several: a text, a pair of texts, token ids, `TextInput` or `TokenIdsInput`.
-        pooled: Ask for pooled vectors; unset, they come when nothing else is asked for, or when one of the
-            next three is given.
+        pooled: Ask for pooled vectors; unset, they come if nothing else is asked for, or one of the next three is.
         pooling: cls, mean, max, last or sentence; unset for the model's own.
         normalize: Scale pooled vectors to length 1; unset for the model's own.
         dimensions: Keep the first so many dimensions of pooled vectors.

@@ -329,7 +329,8 @@ def test_a_short_deadline_is_no_reason_to_refuse() -> None:
         tasks.append(asyncio.create_task(engine.submit([sequence(2)], OUTPUT, "encode", time.monotonic() + 0.04)))
         await asyncio.sleep(0.005)
         runner.gate.set()
-        await asyncio.gather(*tasks)
+        answers = await asyncio.gather(*tasks)
+        assert [int(answer.rows[0]["pooled_mean"][0]) for answer in answers] == [1, 1, 2]
 
     run(test)
 
