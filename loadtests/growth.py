@@ -34,7 +34,7 @@ def tokens_a_second(session: Session, artifact: Artifact, rows: int, length: int
     """Measure one shape of batch, without padding, for about so many seconds; gives the median's rate."""
     ids = np.random.default_rng(0).integers(1000, artifact.vocab_size, (rows, length))
     ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-    batch = Batch("encode", (f"pooled_{artifact.pooling}",), (length,) * rows, ids, ones, zeros, ones)
+    batch = Batch((f"pooled_{artifact.pooling}",), (length,) * rows, ids, ones, zeros, ones)
     session.run(batch, alone=True)  # compiles the shape
     runs: list[float] = []
     while sum(runs) < seconds or len(runs) < 3:

@@ -187,7 +187,7 @@ def equal_rows(artifact: Artifact, rows: int) -> Batch:
     """Make a batch of random rows of `TOKENS` tokens."""
     ids = np.random.default_rng(0).integers(1000, artifact.vocab_size, (rows, TOKENS))
     ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-    return Batch("encode", (f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros, ones)
+    return Batch((f"pooled_{artifact.pooling}",), (TOKENS,) * rows, ids, ones, zeros, ones)
 
 
 def packed(artifact: Artifact, texts: list[str], rows: int) -> list[Batch]:
@@ -200,7 +200,7 @@ def packed(artifact: Artifact, texts: list[str], rows: int) -> list[Batch]:
     ordered = sorted(sequences, key=lambda sequence: sequence.length)
     limits = BatchLimits(max_batch_tokens=2**31, max_length=artifact.max_tokens)
     groups = [ordered[start : start + rows] for start in range(0, len(ordered), rows)]
-    return [pad(group, "encode", (f"pooled_{artifact.pooling}",), artifact.pad_token_id, limits) for group in groups]
+    return [pad(group, (f"pooled_{artifact.pooling}",), artifact.pad_token_id, limits) for group in groups]
 
 
 def one_by_one(session: Session, batches: list[Batch]) -> float:

@@ -93,7 +93,7 @@ def encode(artifact: Artifact, placement: Placement) -> tuple[NDArray[np.float32
     """Encode the sentences; gives (sentences, dim) unit vectors, and each one's (tokens, hidden)."""
     sequences = TextTokenizer(artifact).tokenize(TokenizeRequest(read_inputs(list(SENTENCES))), describe=False)
     outputs = (f"pooled_{artifact.pooling}", "last_hidden_state")
-    batch = pad(sequences, "encode", outputs, artifact.pad_token_id, BatchLimits(2**31))
+    batch = pad(sequences, outputs, artifact.pad_token_id, BatchLimits(2**31))
     session = Session(artifact, placement, threads=usable_cores())
     arrays = session.run(batch, alone=True)
     pooled = arrays[outputs[0]]

@@ -163,7 +163,7 @@ class Simulation:
         for length in lengths:
             number = next(self._numbers)
             self._open[number] = request
-            self._waiting.add(Waiting(number, length, "encode", now, caller.origin))
+            self._waiting.add(Waiting(number, length, now, caller.origin))
         self.outcome.policy_s += time.thread_time() - started
 
     def _start(self, now: float) -> None:

@@ -1,9 +1,9 @@
 """Export: a checkpoint to an artifact folder, the only thing that the service reads.
 
-    encode.onnx, states.onnx    the plain graph, and the one that also has every layer's hidden state
+    encode.onnx                 the encoder, its poolings and the hidden states that are asked for
     attention.onnx              what a layer's heads look at, from that layer's input and weights
     weights.bin                 their weights, shared
-    encode.cuda.onnx            with float16: the first graph for CUDA, fused
+    encode.cuda.onnx            with float16: the first graph for CUDA, fused, with the last hidden state alone
     pooled.cuda.onnx            the same, with the model's own pooling alone
     weights.cuda.bin            their weights
     tokenizer.json              Hugging Face tokenizers' own format
@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -57,7 +57,7 @@ from model.head import SentenceHead
 from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 Places = list[dict[str, Any]]
 """For each layer, where its own weights lie, by their names within a layer."""
 ARTIFACT_FILE = "artifact.json"
@@ -112,11 +112,10 @@ def export(
         )
     report(f"loaded {source.model_id}: {_size_line(encoder)}")
     with _written_aside(output) as folder:
-        graphs = all_graphs(encoder, head, pool_prompt=settings.pool_prompt)
-        plain = graphs[0]
-        places = _write_graphs(folder, graphs, WEIGHTS_FILE, encoder)
+        plain = EncoderGraph(encoder, head, pool_prompt=settings.pool_prompt)
+        places = _write_graphs(folder, plain, WEIGHTS_FILE, encoder)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-        difference = check(folder, graphs, places)
+        difference = check(folder, plain, places)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
         if precision == "float16":
@@ -127,25 +126,20 @@ def export(
     return output
 
 
-def all_graphs(encoder: Encoder, head: SentenceHead, *, pool_prompt: bool = True) -> list[EncoderGraph]:
-    """Give the graphs of a whole encoder, the plain one first."""
-    return [EncoderGraph(encoder, head, states=wanted, pool_prompt=pool_prompt) for wanted in (False, True)]
-
-
 def _write_float16(
     folder: Path, encoder: Encoder, head: SentenceHead, plain: EncoderGraph, *, pool_prompt: bool
 ) -> dict[str, float]:
     """Write the graphs for CUDA and give how near they are to the plain one, by the description's names."""
-    fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, states=False, pool_prompt=pool_prompt)
-    _write_graphs(folder, [fused], CUDA_WEIGHTS_FILE)
+    fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, pool_prompt=pool_prompt)
+    _write_graphs(folder, fused, CUDA_WEIGHTS_FILE)
     whole = onnx.load_model(folder / fused.file, load_external_data=False)
     onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
     cosines = check_float16(folder, fused, plain)
     return {f"float16_min_{kind}_cosine": cosine for kind, cosine in cosines.items()}
 
 
-def check(folder: Path, graphs: Sequence[EncoderGraph], places: Places) -> float:
-    """Compare graphs with the torch encoder on padded batches of random tokens.
+def check(folder: Path, plain: EncoderGraph, places: Places) -> float:
+    """Compare the graphs with the torch encoder on padded batches of random tokens.
 
     Returns:
         The largest difference over all outputs, padded places left out; of an output with values above 10
@@ -155,9 +149,9 @@ def check(folder: Path, graphs: Sequence[EncoderGraph], places: Places) -> float
         ExportError: It exceeds `MAX_DIFFERENCE`, or ONNX Runtime is not installed.
     """
     worst = 0.0
-    encoder = graphs[0].encoder
+    encoder = plain.encoder
     assert isinstance(encoder, Encoder)
-    inspected: list[Graph] = [*graphs, *(AttentionGraph(encoder, layer) for layer in range(len(places)))]
+    inspected: list[Graph] = [plain, *(AttentionGraph(encoder, layer) for layer in range(len(places)))]
     for graph in inspected:
         weights = _weights_at(folder, places[graph.number]) if isinstance(graph, AttentionGraph) else {}
         for _, exact, ours in _compared(folder, graph, graph, weights):
@@ -215,15 +209,14 @@ def _compared(
     limit = graph.encoder.config.max_tokens
     for lengths in _CHECK_LENGTHS:
         kept = tuple(min(length, limit or length) for length in lengths)
-        fed = _random_batch(graph, kept)
+        fed = _random_batch(oracle, kept)
         with torch.inference_mode():
-            expected = oracle(*fed.values())
-        arrays = {name: tensor.numpy() for name, tensor in fed.items()} | dict(weights or {})
-        got = session.run(list(graph.outputs), arrays)
-        for name, theirs, ours in zip(graph.outputs, expected, got, strict=True):
+            expected = dict(zip(oracle.outputs, oracle(*fed.values()), strict=True))
+        arrays = {name: fed[name].numpy() for name in graph.inputs} | dict(weights or {})
+        for name, ours in zip(graph.outputs, session.run(list(graph.outputs), arrays), strict=True):
             for row, length in enumerate(kept):
                 place = _place(name, row, length)
-                yield name, theirs.numpy()[place], ours[place]
+                yield name, expected[name].numpy()[place], ours[place]
 
 
 def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
@@ -233,7 +226,7 @@ def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Ten
     shape = (len(lengths), max(lengths))
     mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(config.vocab_size, shape, generator=draw) * mask + config.pad_token_id * (1 - mask)
-    fed = {"input_ids": ids, "attention_mask": mask, "pooling_mask": mask}
+    fed = {"input_ids": ids, "attention_mask": mask, "pooling_mask": mask, "state_rows": torch.arange(shape[0])}
     fed["token_type_ids"] = torch.randint(max(config.type_vocab_size, 1), shape, generator=draw) * mask
     if isinstance(graph, AttentionGraph):
         segments = fed["token_type_ids"] if config.type_vocab_size else None
@@ -247,6 +240,8 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
     """Say where one row's tokens are in an output."""
     if name.startswith("pooled_"):
         return (row,)
+    if name == "hidden_states":
+        return (slice(None), row, slice(length))
     if name == "attention":
         return (row, slice(None), slice(length), slice(length))
     if name in AttentionGraph.outputs:
@@ -254,23 +249,20 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
     return (row, slice(length))
 
 
-def _write_graphs(
-    folder: Path, graphs: Sequence[EncoderGraph], weights: str, inspected: Encoder | None = None
-) -> Places:
-    """Write the graphs, of an encoder that is inspected also the attention graph, and the file of their weights.
+def _write_graphs(folder: Path, graph: EncoderGraph, weights: str, inspected: Encoder | None = None) -> Places:
+    """Write a graph, of an encoder that is inspected also the attention graph, and the file of their weights.
 
     Returns:
         For each inspected layer, where its own weights lie.
     """
-    traced = [trace(graph) for graph in graphs]
-    names = [fold_weights(model, graph) for model, graph in zip(traced, graphs, strict=True)]
+    model = trace(graph)
+    names = fold_weights(model, graph)
     attention, own, shared = trace_attention(inspected) if inspected is not None else (None, set[str](), set[str]())
     layers = range(inspected.config.num_hidden_layers) if inspected is not None else ()
     of_layers = {weight_of(layer, name) for layer in layers for name in own}
-    references = write_weights(folder / weights, graphs[0], set.union(*names, of_layers, shared))
-    for model, graph, used in zip(traced, graphs, names, strict=True):
-        attach_weights(model, graph, used, references)
-        onnx.save_model(model, folder / graph.file)
+    references = write_weights(folder / weights, graph, names | of_layers | shared)
+    attach_weights(model, graph, names, references)
+    onnx.save_model(model, folder / graph.file)
     if attention is not None:
         attach_attention_weights(attention, own, shared, references)
         onnx.save_model(attention, folder / AttentionGraph.file)

@@ -1,10 +1,10 @@
 """Graphs: an `Encoder` as ONNX graphs over one set of weights.
 
-`encode` yields the last hidden state and every pooling of it; `states` also yields every layer's hidden state, and
+`encode` yields the last hidden state, every pooling of it, and every layer's hidden state of the rows that are named;
 `attention` what one layer's heads look at, given that layer's input and its weights: attention costs only the layers
 and the texts that it is asked of, and one graph serves all layers. The graphs are traced without weights and refer to
 one external file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is
-`encode` alone, for CUDA, with weights of its own.
+`encode` alone, for CUDA, without inner states and with weights of its own.
 May import: encoder, fused, head, pooling, torch, onnx.
 """
 
@@ -38,30 +38,29 @@ _OWN = "layer."
 class EncoderGraph(nn.Module):
     """An encoder with its poolings, as a function from named input tensors to named outputs."""
 
-    def __init__(
-        self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, states: bool, pool_prompt: bool = True
-    ) -> None:
+    def __init__(self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, pool_prompt: bool = True) -> None:
         """Wrap an encoder and its head.
 
         Args:
-            encoder: The encoder; a fused one has no `states`.
+            encoder: The encoder; a fused one has no hidden states but the last.
             head: Makes the model's own sentence vector.
-            states: Adds all hidden states to the outputs.
             pool_prompt: Whether poolings take all tokens; else a `pooling_mask` input says which.
         """
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.states = states
-        segments = ["token_type_ids"] if encoder.config.type_vocab_size else []
-        self.inputs = ["input_ids", "attention_mask", *segments, *([] if pool_prompt else ["pooling_mask"])]
+        self.states = isinstance(encoder, Encoder)
+        optional = {
+            "token_type_ids": encoder.config.type_vocab_size > 0,
+            "pooling_mask": not pool_prompt,
+            "state_rows": self.states,
+        }
+        self.inputs = ["input_ids", "attention_mask", *(name for name, there in optional.items() if there)]
 
     @property
     def file(self) -> str:
         """Name of the graph's file in an artifact."""
-        if isinstance(self.encoder, FusedEncoder):
-            return "encode.cuda.onnx"
-        return "states.onnx" if self.states else "encode.onnx"
+        return "encode.onnx" if self.states else "encode.cuda.onnx"
 
     @property
     def poolings(self) -> list[str]:
@@ -71,18 +70,23 @@ class EncoderGraph(nn.Module):
     @property
     def outputs(self) -> list[str]:
         """Names of what `forward` returns, in its order."""
-        names = ["last_hidden_state", *(f"pooled_{pooling}" for pooling in self.poolings)]
-        if self.states:
-            names += [f"hidden_states_{layer}" for layer in range(self.encoder.config.num_hidden_layers + 1)]
-        return names
+        poolings = (f"pooled_{pooling}" for pooling in self.poolings)
+        return ["last_hidden_state", *poolings, *(["hidden_states"] if self.states else [])]
 
     def example(self) -> tuple[Tensor, ...]:
         """Give tensors to trace with."""
         ones = torch.ones(2, 3, dtype=torch.int64)
-        return tuple(torch.zeros_like(ones) if name == "token_type_ids" else ones for name in self.inputs)
+        others = {"token_type_ids": torch.zeros_like(ones), "state_rows": torch.tensor([1, 0, 1, 0])}
+        return tuple(others.get(name, ones) for name in self.inputs)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run a padded batch; the tensors are those of `inputs`, all (batch, seq) int64."""
+        """Run a padded batch; the tensors are those of `inputs`, all int64.
+
+        Shape:
+            state_rows: (rows,), each a row of the batch whose hidden states are wanted; none is allowed
+            others: (batch, seq)
+            hidden_states: (layers + 1, rows, seq, hidden)
+        """
         fed = dict(zip(self.inputs, tensors, strict=True))
         output = self.encoder(
             fed["input_ids"],
@@ -92,9 +96,10 @@ class EncoderGraph(nn.Module):
         )
         last, mask = output.last_hidden_state, fed.get("pooling_mask", fed["attention_mask"])
         pooled = [POOLINGS[name](last, mask) if name in POOLINGS else self.head(last, mask) for name in self.poolings]
-        # An output may not be the same tensor as another one, so the last layer's state is copied.
-        hidden_states = (state.clone() for state in output.hidden_states)
-        return (last, *pooled, *hidden_states)
+        if not self.states:
+            return (last, *pooled)
+        rows = [state.index_select(0, fed["state_rows"]) for state in output.hidden_states]
+        return (last, *pooled, torch.stack(rows))
 
 
 class AttentionGraph(nn.Module):
@@ -149,7 +154,7 @@ Graph = EncoderGraph | AttentionGraph
 
 def trace(graph: Graph) -> onnx.ModelProto:
     """Trace a graph with dynamic batch and length; its weights stay named inputs."""
-    axes = {name: {0: "batch", 1: "seq"} for name in graph.inputs}
+    axes = {name: {0: "rows"} if name == "state_rows" else {0: "batch", 1: "seq"} for name in graph.inputs}
     axes |= {name: _axes(name) for name in graph.outputs}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
@@ -174,6 +179,8 @@ def trace(graph: Graph) -> onnx.ModelProto:
 def _axes(output: str) -> dict[int, str]:
     if output.startswith("pooled_"):
         return {0: "batch"}
+    if output == "hidden_states":
+        return {1: "rows", 2: "seq"}
     if output == "attention":
         return {0: "batch", 2: "seq", 3: "seq"}
     if output in AttentionGraph.outputs:

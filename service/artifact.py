@@ -13,14 +13,14 @@ from typing import Any
 
 from service.errors import ArtifactError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 ARTIFACT_FILE = "artifact.json"
 WEIGHTS_FILE = "weights.bin"
-_FILES = {"encode.onnx", "states.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
+_FILES = {"encode.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
 _CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
-_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask"}
+_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask", "state_rows"}
 _NOT_DESCRIBED = ("folder", "digest", "optional_files")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
 
@@ -44,7 +44,7 @@ class Artifact:
         pad_token_id: Fills padded places.
         num_parameters: Weights, as numbers.
         max_tokens: Longest sequence in tokens, special tokens included.
-        inputs: Names of the tensors that `encode.onnx` and `states.onnx` take.
+        inputs: Names of the tensors that `encode.onnx` takes.
         attention_weights: For each layer, what `attention.onnx` takes of it: name -> `offset` in weights.bin in bytes,
             and `shape`; float32.
         pooling: Pooling of a request that names none; `sentence` for modules of the model's own.

@@ -10,9 +10,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from service.reduce import Look
 from service.tokenization import Sequence
 
-Graph = Literal["encode", "states"]
+HIDDEN_STATES = "hidden_states_"
+"""What names of hidden states begin with; the layer's number follows."""
 
 # A caller's turns are remembered, and room is left for it, while it waits and for so many batches after its last row:
 # whoever asks for one text after another is back within a few.
@@ -77,23 +77,20 @@ class Waiting:
     Attributes:
         number: Order of arrival, unique.
         length: Tokens.
-        graph: Which graph it needs.
         arrived_s: When it came, on the clock that `now` is read from.
         origin: Who sent it; callers with the same origin share one turn.
     """
 
     number: int
     length: int
-    graph: Graph
     arrived_s: float
     origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The next batch: one graph, the rows by arrival number in ascending length, and the one whose turn it is."""
+    """The next batch: the rows by arrival number in ascending length, and the one whose turn it is."""
 
-    graph: Graph
     numbers: tuple[int, ...]
     anchor: int
 
@@ -113,7 +110,7 @@ class WaitingList:
         self._by_arrival: dict[int, Waiting] = {}
         self._by_caller: dict[str, dict[int, Waiting]] = {}
         self._tokens_of: dict[str, int] = {}  # by caller
-        self._by_length: dict[Graph, list[tuple[int, int]]] = {"encode": [], "states": []}
+        self._by_length: list[tuple[int, int]] = []  # (length, number), ascending
         self._turns: list[tuple[float, int, str]] = []  # (paid, number of the first waiting then, caller), ascending
         self._turn: dict[str, tuple[float, int, str]] = {}  # the same by caller
         self._gone: dict[str, tuple[int, float]] = {}  # caller of whom nothing waits -> batch it left with, paid
@@ -140,15 +137,14 @@ class WaitingList:
             self._queue(item.origin, max(paid, self._paid), item.number)
         own[item.number] = item
         self._tokens_of[item.origin] += item.length
-        insort(self._by_length[item.graph], (item.length, item.number))
+        insort(self._by_length, (item.length, item.number))
         self.tokens += item.length
 
     def remove(self, number: int) -> Waiting | None:
         """Remove a sequence if it still waits, and give it."""
         item = self._by_arrival.pop(number, None)
         if item is not None:
-            lane = self._by_length[item.graph]
-            del lane[bisect_left(lane, (item.length, number))]
+            del self._by_length[bisect_left(self._by_length, (item.length, number))]
             self.tokens -= item.length
             own = self._by_caller[item.origin]
             del own[number]
@@ -220,19 +216,9 @@ class WaitingList:
         return sum(min(waiting, most) for waiting in self._tokens_of.values())
 
     def near(self, anchor: Waiting, reach: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Give (length, number) of those that may run with one: shorter ones, and longer ones; the nearest last.
-
-        What only needs `encode` may run with what needs `states`, whose graph has all that the other one has.
-        """
-        key = (anchor.length, anchor.number)
-        shorter, longer = [], []
-        graphs: tuple[Graph, ...] = ("encode",) if anchor.graph == "encode" else ("encode", "states")
-        for graph in graphs:
-            lane = self._by_length[graph]
-            place = bisect_left(lane, key)
-            shorter += lane[max(place - reach, 0) : place]
-            longer += lane[place + (lane[place : place + 1] == [key]) : place + 1 + reach]
-        return sorted(shorter), sorted(longer, reverse=True)
+        """Give (length, number) of those nearest to one: shorter ones, and longer ones; the nearest last."""
+        place = bisect_left(self._by_length, (anchor.length, anchor.number))
+        return self._by_length[max(place - reach, 0) : place], self._by_length[place + 1 : place + 1 + reach][::-1]
 
 
 def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | float | None:
@@ -256,7 +242,7 @@ def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | f
     rest_s = oldest.arrived_s + limits.max_queue_delay_ms / 1000 - now
     if rest_s > 0 and waiting.tokens < limits.max_batch_tokens / 2:
         return rest_s
-    return BatchPlan(anchor.graph, _fill(waiting, anchor, limits), anchor.number)
+    return BatchPlan(_fill(waiting, anchor, limits), anchor.number)
 
 
 def _fill(waiting: WaitingList, anchor: Waiting, limits: BatchLimits) -> tuple[int, ...]:
@@ -302,17 +288,16 @@ def _has_its_share(item: Waiting, had: Mapping[str, int], share: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded arrays for one run of a graph, all (batch, seq) int64, padding on the right.
+    """Padded arrays for one run of the model, all (batch, seq) int64, padding on the right.
 
     Attributes:
-        graph: Which graph runs.
-        outputs: Names of the graph's outputs that are wanted.
+        outputs: Names of what is wanted: the graph's outputs, and `hidden_states_0` and so on.
         lengths: Tokens of each row.
         pooling_mask: Tokens that poolings take; the attention mask but for prompts that are left out.
         looks: What is wanted of each row's attention, None for nothing; empty where no row's is.
+        state_rows: Rows whose hidden states are wanted or looked at, ascending, (rows,) int64.
     """
 
-    graph: Graph
     outputs: tuple[str, ...]
     lengths: tuple[int, ...]
     input_ids: NDArray[np.int64]
@@ -320,6 +305,11 @@ class Batch:
     token_type_ids: NDArray[np.int64]
     pooling_mask: NDArray[np.int64]
     looks: tuple[Look | None, ...] = ()
+    state_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def rows_of(self, name: str) -> NDArray[np.int64]:
+        """Give the rows that an output has values for."""
+        return self.state_rows if name.startswith(HIDDEN_STATES) else np.arange(len(self.lengths))
 
     def row(self, number: int) -> "Batch":
         """Give one row as a batch of its own, with the same padding."""
@@ -332,17 +322,18 @@ class Batch:
             token_type_ids=self.token_type_ids[one],
             pooling_mask=self.pooling_mask[one],
             looks=self.looks[one],
+            state_rows=np.zeros(int(number in self.state_rows), np.int64),
         )
 
 
 def pad(
     sequences: SequenceOf[Sequence],
-    graph: Graph,
     outputs: tuple[str, ...],
     pad_token_id: int,
     limits: BatchLimits,
     *,
     looks: tuple[Look | None, ...] = (),
+    state_rows: SequenceOf[int] = (),
 ) -> Batch:
     """Lay sequences into one rectangle."""
     lengths = tuple(sequence.length for sequence in sequences)
@@ -360,15 +351,18 @@ def pad(
         pooling_mask = attention_mask.copy()
         for row, sequence in enumerate(sequences):
             pooling_mask[row, : sequence.unpooled] = 0
-    return Batch(graph, outputs, lengths, input_ids, attention_mask, token_type_ids, pooling_mask, looks)
+    rows = np.asarray(state_rows, dtype=np.int64)
+    return Batch(outputs, lengths, input_ids, attention_mask, token_type_ids, pooling_mask, looks, rows)
 
 
-def unpad(name: str, array: NDArray[np.float32], row: int, length: int) -> NDArray[np.float32]:
+def unpad(batch: Batch, name: str, array: NDArray[np.float32], row: int) -> NDArray[np.float32]:
     """Cut one row's part out of a batch's output, without its padding.
 
     Shape:
         pooled_*: (batch, dim) -> (dim,)
-        others: (batch, seq, hidden) -> (tokens, hidden)
+        hidden_states_*: (state_rows, seq, hidden) -> (tokens, hidden)
+        last_hidden_state: (batch, seq, hidden) -> (tokens, hidden)
     """
-    part: NDArray[np.float32] = array[row] if name.startswith("pooled_") else array[row, :length]
+    place = int(np.searchsorted(batch.state_rows, row)) if name.startswith(HIDDEN_STATES) else row
+    part: NDArray[np.float32] = array[place] if name.startswith("pooled_") else array[place, : batch.lengths[row]]
     return part

@@ -1,7 +1,8 @@
 """CUDA: how ONNX Runtime's provider for NVIDIA GPUs is set up and fed.
 
-In float16 the plain graph is `encode.cuda.onnx`, or its smaller form `pooled.cuda.onnx`, whose operators are already
-the provider's own; the other graphs have no such form and stay in float32.
+In float16 the encoder is `encode.cuda.onnx`, or its smaller form `pooled.cuda.onnx`, whose operators are already the
+provider's own. They have no hidden states but the last; rows of which others are wanted also run through `encode.onnx`,
+in float32.
 May import: artifact, errors, onnxruntime, numpy.
 """
 
@@ -20,6 +21,8 @@ from service.errors import ProviderError
 PRECISIONS = ("float32", "float16")
 STREAMS = 2
 """Batches in flight: each has a CUDA stream of its own, so that one is copied while the other is computed."""
+
+_STATES, _STATE_ROWS = "hidden_states", "state_rows"
 
 # Bits of the provider's `sdpa_kernel` (onnxruntime, AttentionBackend). The graph's masks are laid out for
 # these two kernels, so no variable of the environment may bring in another one.
@@ -64,39 +67,53 @@ class CudaGraph:
     """A graph on the GPU, with the `run` of an `InferenceSession`; runs may come from several threads.
 
     ONNX Runtime computes every output of a graph, so a smaller graph, with the model's own pooling alone, takes
-    the batches that it can; the whole one is loaded when it is first needed.
+    the batches that it can; larger ones are loaded when they are first needed.
     """
 
-    def __init__(self, session: Any, open_whole: Callable[[], Any] | None = None) -> None:
-        """Store the session.
+    def __init__(self, *openers: Callable[[], Any]) -> None:
+        """Store how sessions are opened, and open the first.
 
         Args:
-            session: Of the smaller graph, or of the only one.
-            open_whole: Loads a session of the whole graph; None where there is nothing else.
+            openers: Each opens a session of a graph that has more outputs than the one before.
         """
-        self._session = session
-        self._outputs = {output.name for output in session.get_outputs()}
-        self._open_whole = open_whole
-        self._whole: Any = None
+        self._openers = openers
+        self._sessions: list[Any] = []
         self._lock = Lock()
+        self._session_with(set())
 
-    def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+    def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """Run a batch: its inputs are copied once, its named outputs come back, nothing else does."""
-        session = self._session if self._outputs.issuperset(outputs) else self._load_whole()
-        binding = session.io_binding()
-        for name, array in feeds.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
-        for name in outputs:
-            binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding)
-        arrays: list[NDArray[np.float32]] = binding.copy_outputs_to_cpu()
-        return arrays
+        plain = [name for name in outputs if name != _STATES]
+        arrays = dict(zip(plain, _run(self._session_with(set(plain)), plain, feeds), strict=True)) if plain else {}
+        if len(plain) < len(outputs):  # the rows of which they are wanted, as a batch of their own
+            rows = feeds[_STATE_ROWS]
+            own = {name: np.arange(len(rows)) if name == _STATE_ROWS else array[rows] for name, array in feeds.items()}
+            (arrays[_STATES],) = _run(self._session_with({_STATES}), [_STATES], own)
+        return [arrays[name] for name in outputs]
 
-    def _load_whole(self) -> Any:
+    def _session_with(self, outputs: set[str]) -> Any:
+        """Give the first session that has these outputs."""
         with self._lock:
-            if self._whole is None:
-                self._whole = self._open_whole() if self._open_whole is not None else self._session
-            return self._whole
+            for place, opener in enumerate(self._openers):
+                if place == len(self._sessions):
+                    self._sessions.append(opener())
+                if outputs <= {output.name for output in self._sessions[place].get_outputs()}:
+                    return self._sessions[place]
+        raise ProviderError(f"no graph has the outputs {', '.join(sorted(outputs))}")
+
+
+def _run(session: Any, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
+    binding = session.io_binding()
+    for put in session.get_inputs():
+        array = feeds[put.name]
+        if put.name == _STATE_ROWS and not len(array):
+            array = np.zeros(1, np.int64)  # one row that nobody asked for, since an empty buffer has no address
+        binding.bind_cpu_input(put.name, np.ascontiguousarray(array))
+    for name in outputs:
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    arrays: list[NDArray[np.float32]] = binding.copy_outputs_to_cpu()
+    return arrays
 
 
 def open_graph(artifact: Artifact, graph: str, precision: str, options: Any) -> CudaGraph:
@@ -114,10 +131,14 @@ def open_graph(artifact: Artifact, graph: str, precision: str, options: Any) -> 
     import onnxruntime  # noqa: PLC0415 - only after it is known to be installed once
 
     onnxruntime.preload_dlls()
+    exact = partial(_session, artifact.folder / f"{graph}.onnx", "float32", options)
     if precision == "float16" and graph == "encode":
-        pooled = _session(artifact.folder / CUDA_POOLED_GRAPH, "float16", options)
-        return CudaGraph(pooled, partial(_session, artifact.folder / CUDA_GRAPH, "float16", options))
-    return CudaGraph(_session(artifact.folder / f"{graph}.onnx", "float32", options))
+        return CudaGraph(
+            partial(_session, artifact.folder / CUDA_POOLED_GRAPH, "float16", options),
+            partial(_session, artifact.folder / CUDA_GRAPH, "float16", options),
+            exact,
+        )
+    return CudaGraph(exact)
 
 
 def _session(path: Path, precision: str, options: Any) -> Any:

@@ -16,7 +16,7 @@ from itertools import count
 from math import exp
 
 from service import metrics
-from service.batching import BatchLimits, BatchPlan, Graph, Waiting, WaitingList, pad, plan, unpad
+from service.batching import HIDDEN_STATES, Batch, BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
 from service.errors import AttencodeError, DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable
 from service.outputs import Row
 from service.reduce import Look
@@ -51,7 +51,6 @@ class _Job:
 
     sequences: SequenceOf[Sequence]
     outputs: frozenset[str]
-    graph: Graph
     looks: SequenceOf[Look]
     deadline_s: float | None
     done: asyncio.Future[Encoded]
@@ -59,6 +58,11 @@ class _Job:
     numbers: list[int] = field(default_factory=list)
     queue_s: float = 0.0
     inference_s: float = 0.0
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether hidden states before the last are wanted or looked at."""
+        return bool(self.looks) or any(name.startswith(HIDDEN_STATES) for name in self.outputs)
 
 
 class DrainRate:
@@ -171,7 +175,6 @@ class Engine:
         self,
         sequences: SequenceOf[Sequence],
         outputs: frozenset[str],
-        graph: Graph,
         deadline_s: float | None,
         *,
         origin: str = "",
@@ -181,8 +184,7 @@ class Engine:
 
         Args:
             sequences: At least one.
-            outputs: Names of graph outputs.
-            graph: The graph that has them.
+            outputs: Names of a batch's outputs.
             deadline_s: On the clock of `time.monotonic`; None for none.
             origin: Who asks; callers take turns.
             looks: What is wanted of each sequence's attention; empty for nothing.
@@ -195,13 +197,13 @@ class Engine:
             Outdated: The model was replaced meanwhile.
         """
         self.check_room(len(sequences), deadline_s, origin, sum(sequence.length for sequence in sequences))
-        job = _Job(sequences, outputs, graph, looks, deadline_s, asyncio.get_running_loop().create_future())
+        job = _Job(sequences, outputs, looks, deadline_s, asyncio.get_running_loop().create_future())
         now = time.monotonic()
         for place, sequence in enumerate(sequences):
             number = next(self._numbers)
             job.numbers.append(number)
             self._jobs[number] = (job, place)
-            self._waiting.add(Waiting(number, sequence.length, graph, now, origin))
+            self._waiting.add(Waiting(number, sequence.length, now, origin))
         self._submitted += 1
         self._schedule_pump()
         try:
@@ -296,7 +298,7 @@ class Engine:
                 if planned is not None:
                     self._schedule_pump(planned)
                 break
-            task = asyncio.get_running_loop().create_task(self._run(planned.graph, *self._take(planned)))
+            task = asyncio.get_running_loop().create_task(self._run(*self._take(planned)))
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
         metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
@@ -335,21 +337,22 @@ class Engine:
         if not task.cancelled() and (error := task.exception()):
             _LOG.critical("a batch's task failed outside its own error handling", exc_info=error)
 
-    async def _run(self, graph: Graph, taken: list[tuple[_Job, int]], waited_s: float) -> None:
+    async def _run(self, taken: list[tuple[_Job, int]], waited_s: float) -> None:
         """Run one batch and hand its rows out."""
         try:
             sequences = [job.sequences[place] for job, place in taken]
             outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
             looks = tuple(job.looks[place] if job.looks else None for job, place in taken)
             looks = looks if any(looks) else ()
-            batch = pad(sequences, graph, outputs, self._pad_token_id, self._limits, looks=looks)
+            states = [row for row, (job, _) in enumerate(taken) if job.needs_states]
+            batch = pad(sequences, outputs, self._pad_token_id, self._limits, looks=looks, state_rows=states)
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
             deadline_s = _latest(job.deadline_s for job, _ in taken)
             self._alone = self._alone + 1 if self._submitted == self._running == 1 and not len(self._waiting) else 0
             alone = self._alone > _ALONE_BATCHES
             result = await self._runner.run(batch, alone=alone, deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
-            metrics.record_batch_ended(self._model, graph, "error", 0.0)
+            metrics.record_batch_ended(self._model, "error", 0.0)
             self._fail(taken, error)
             return
         finally:
@@ -357,17 +360,16 @@ class Engine:
             tokens = sum(job.sequences[place].length for job, place in taken)
             self._drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
-        metrics.record_batch_ended(self._model, graph, "ok", result.inference_s)
-        self._hand_out(taken, result, waited_s)
+        metrics.record_batch_ended(self._model, "ok", result.inference_s)
+        self._hand_out(taken, batch, result, waited_s)
 
-    def _hand_out(self, taken: list[tuple[_Job, int]], result: BatchResult, waited_s: float) -> None:
+    def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:
         """Give each job its rows; a job that has all of them is done."""
         for row, (job, place) in enumerate(taken):
             if row in result.failed:
                 self._fail([(job, place)], result.failed[row])
                 continue
-            length = job.sequences[place].length
-            rows = {name: unpad(name, result.arrays[name], row, length) for name in job.outputs}
+            rows = {name: unpad(batch, name, result.arrays[name], row) for name in job.outputs}
             job.rows[place] = {**rows, **result.looked.get(row, {})}
             job.queue_s = max(job.queue_s, waited_s)
             job.inference_s = max(job.inference_s, result.inference_s)

@@ -301,7 +301,7 @@ class RayRunner:
             except _Lost as error:
                 failed[row] = _fault(error)
         return BatchResult(
-            _joined(results, len(batch.lengths)),
+            _joined(results, batch),
             max((result.inference_s for result in results.values()), default=0.0),
             {row: result.looked[0] for row, result in results.items() if result.looked},
             failed,
@@ -366,7 +366,7 @@ def answer_bytes(batch: Batch, artifact: Artifact) -> int:
         if name.startswith("pooled_"):
             numbers += rows * artifact.pooled_size(name.removeprefix("pooled_"))
         else:
-            numbers += rows * seq * artifact.hidden_size
+            numbers += len(batch.rows_of(name)) * seq * artifact.hidden_size
     return 4 * numbers + sum(look.bytes for look in batch.looks if look is not None)
 
 
@@ -376,14 +376,15 @@ def _result(answer: Answer) -> BatchResult:
     return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked)
 
 
-def _joined(results: Mapping[int, BatchResult], rows: int) -> dict[str, NDArray[np.float32]]:
+def _joined(results: Mapping[int, BatchResult], batch: Batch) -> dict[str, NDArray[np.float32]]:
     """Put the arrays of single rows into those of the whole batch; rows that failed hold zeros."""
     whole: dict[str, NDArray[np.float32]] = {}
     for row, result in results.items():
         for name, array in result.arrays.items():
+            rows = batch.rows_of(name)
             if name not in whole:
-                whole[name] = np.zeros((rows, *array.shape[1:]), dtype=np.float32)
-            whole[name][row] = array[0]
+                whole[name] = np.zeros((len(rows), *array.shape[1:]), dtype=np.float32)
+            whole[name][rows == row] = array
     return whole
 
 

@@ -34,14 +34,14 @@ QUEUE_TOKENS = Gauge("attencode_queue_tokens", "Tokens waiting for a batch.", _M
 QUEUE_SECONDS = Histogram(
     "attencode_queue_duration_seconds", "How long the oldest input of a batch had waited.", _MODEL, buckets=_SECONDS
 )
-BATCHES = Counter("attencode_batches_total", "Batches that ended, by graph and outcome.", ("model", "graph", "outcome"))
+BATCHES = Counter("attencode_batches_total", "Batches that ended, by outcome.", ("model", "outcome"))
 BATCHES_IN_FLIGHT = Gauge("attencode_batches_in_flight", "Batches handed to the runner and not yet back.", _MODEL)
 BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", _MODEL, buckets=_ROWS)
 BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", _MODEL, buckets=_TOKENS)
 PAD_TOKENS = Counter("attencode_pad_tokens_total", "Pad tokens that were computed.", _MODEL)
 COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were computed, padding included.", _MODEL)
 INFERENCE_SECONDS = Histogram(
-    "attencode_inference_duration_seconds", "One run of a graph.", ("model", "graph"), buckets=_SECONDS
+    "attencode_inference_duration_seconds", "One run of a model on a batch.", ("model",), buckets=_SECONDS
 )
 READY = Gauge("attencode_ready", "1 while the model has a runner that answers, else 0.", _MODEL)
 MODEL = Info("attencode_model", "A served model and where it runs.", _MODEL)
@@ -101,12 +101,12 @@ def record_batch_started(model: str, rows: int, computed_tokens: int, tokens: in
     _of(QUEUE_SECONDS, model).observe(waited_s)
 
 
-def record_batch_ended(model: str, graph: str, outcome: str, seconds: float) -> None:
+def record_batch_ended(model: str, outcome: str, seconds: float) -> None:
     """Count a batch that came back, `ok` or `error`."""
     _of(BATCHES_IN_FLIGHT, model).dec()
-    _of(BATCHES, model, graph, outcome).inc()
+    _of(BATCHES, model, outcome).inc()
     if outcome == "ok":
-        _of(INFERENCE_SECONDS, model, graph).observe(seconds)
+        _of(INFERENCE_SECONDS, model).observe(seconds)
 
 
 def record_ready(model: str, *, ready: bool) -> None:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from service.artifact import Artifact
 from service.attention import Attention, QueryKeyVectors
-from service.batching import Graph
+from service.batching import HIDDEN_STATES
 from service.errors import InvalidRequest
 from service.reduce import ITEM_BYTES, Look, look_at
 from service.request import DataType, InputResult, Outputs, Pooled
 from service.tokenization import Sequence
 
 Row = Mapping[str, NDArray[Any]]
-"""One sequence's part of every graph output that was fetched, by name, without padding, and what was looked at."""
+"""One sequence's part of every output that was fetched, by name, without padding, and what was looked at."""
 
 _FLOAT16_MAX = 65504.0
 
@@ -56,12 +56,6 @@ class Selection:
     head_dim: int
     last_layer: int
 
-    @cached_property
-    def graph(self) -> Graph:
-        """Name the cheapest graph that yields all of it."""
-        inner_states = any(layer != self.last_layer for layer in self.hidden_states or ())
-        return "states" if inner_states or self.looks_inside else "encode"
-
     @property
     def looks_inside(self) -> bool:
         """Whether anything of the attention itself is wanted."""
@@ -79,7 +73,7 @@ class Selection:
 
     @cached_property
     def graph_outputs(self) -> frozenset[str]:
-        """Name the graph outputs that it takes."""
+        """Name what it takes of a batch's outputs."""
         names = {self._state_name(layer) for layer in self.hidden_states or ()}
         if self.pooling is not None:
             names.add(f"pooled_{self.pooling}")
@@ -150,7 +144,7 @@ class Selection:
         )
 
     def _state_name(self, layer: int) -> str:
-        return "last_hidden_state" if layer == self.last_layer else f"hidden_states_{layer}"
+        return "last_hidden_state" if layer == self.last_layer else f"{HIDDEN_STATES}{layer}"
 
     def _cast(self, array: NDArray[np.float32]) -> NDArray[np.floating]:
         if self.data_type == "float32":

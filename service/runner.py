@@ -187,7 +187,7 @@ class LocalRunner:
     async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:  # noqa: ARG002
         """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
         alone = alone and self._threads.idle
-        if alone and batch.graph == "encode" and batch.input_ids.size <= _INLINE_TOKENS:
+        if alone and not batch.state_rows.size and batch.input_ids.size <= _INLINE_TOKENS:
             return _timed(self._session, batch, alone=True)
         return await self._threads.run(self._session, batch, alone=alone)
 
@@ -216,7 +216,7 @@ class LocalRunner:
 def _timed(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
     started = time.perf_counter()
     arrays = session.run(batch, alone=alone)
-    looked = session.look(batch, arrays) if batch.looks else {}
+    looked = session.look(batch, arrays["hidden_states"], alone=alone) if batch.looks else {}
     wanted = {name: arrays[name] for name in batch.outputs}
     return BatchResult(wanted, time.perf_counter() - started, looked)
 

@@ -162,9 +162,8 @@ class EncoderServicer:
                 check_answer_size(selection, size, inputs, limits.max_answer_bytes)
                 await share.take(size)
         if selection.runs:
-            outputs, graph = selection.graph_outputs, selection.graph
             encoded = await served.engine.submit(
-                sequences, outputs, graph, call.deadline_s, origin=call.origin, looks=looks
+                sequences, selection.graph_outputs, call.deadline_s, origin=call.origin, looks=looks
             )
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:

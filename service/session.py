@@ -7,17 +7,19 @@ May import: artifact, batching, placement, reduce, openvino, cuda, errors, onnxr
 from collections.abc import Mapping
 from itertools import product
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service import cuda, openvino
 from service.artifact import WEIGHTS_FILE, Artifact
-from service.batching import Batch, Graph
+from service.batching import HIDDEN_STATES, Batch
 from service.errors import ProviderError
 from service.placement import Placement
 from service.reduce import Reducer
+
+Graph = Literal["encode", "attention"]
 
 _WARM_UP_LENGTHS = (16, 32, 64, 128)  # on the ladder of padded lengths
 _WARM_UP_TOKENS = 256
@@ -69,7 +71,7 @@ class Session:
         """Give a batch to try the plain graph with."""
         ids = np.full((rows, length), self.artifact.vocab_size - 1, dtype=np.int64)
         ones, zeros = np.ones_like(ids), np.zeros_like(ids)
-        return Batch("encode", (f"pooled_{self.artifact.pooling}",), (length,) * rows, ids, ones, zeros, ones)
+        return Batch((f"pooled_{self.artifact.pooling}",), (length,) * rows, ids, ones, zeros, ones)
 
     def check(self, arrays: Mapping[str, NDArray[np.float32]]) -> None:
         """Refuse what a trial yielded unless all of it is finite.
@@ -88,37 +90,47 @@ class Session:
             alone: Whether no other batch runs beside it.
 
         Returns:
-            The batch's outputs by name, and what `look` takes, float32, padding included.
+            The batch's outputs by name, and `hidden_states`, which `look` takes, float32, padding included.
         """
         streams = 1 if alone else self.streams
-        session = self._sessions.get((batch.graph, streams)) or self._loaded(batch.graph, streams)
+        session = self._sessions.get(("encode", streams)) or self._loaded("encode", streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
-        names = list(dict.fromkeys((*batch.outputs, *(_state(layer) for layer in _layers(batch)))))
-        return dict(zip(names, session.run(names, feeds), strict=True))
+        states = {name for name in batch.outputs if name.startswith(HIDDEN_STATES)}
+        names = [name for name in batch.outputs if name not in states]
+        if states or batch.looks:
+            names.append("hidden_states")
+        arrays = dict(zip(names, session.run(names, feeds), strict=True))
+        for name in states:  # copies, so that an answer does not keep all layers in memory
+            arrays[name] = arrays["hidden_states"][int(name.removeprefix(HIDDEN_STATES))].copy()
+        return arrays
 
-    def look(self, batch: Batch, arrays: Mapping[str, NDArray[np.float32]]) -> dict[int, Mapping[str, NDArray[Any]]]:
+    def look(
+        self, batch: Batch, hidden_states: NDArray[np.float32], *, alone: bool = False
+    ) -> dict[int, Mapping[str, NDArray[Any]]]:
         """Compute the attention that is wanted of a batch's rows, each row by itself.
 
         Args:
             batch: The batch.
-            arrays: What `run` gave for it.
+            hidden_states: What `run` gave for it: (layers + 1, state_rows, seq, hidden).
+            alone: Whether no other batch runs beside it.
 
         Returns:
             Row -> arrays by the names of `InputResult`.
         """
         reducers = {row: Reducer(look) for row, look in enumerate(batch.looks) if look is not None}
-        session = self._loaded("attention", 1)
+        session = self._loaded("attention", 1 if alone else self.streams)
+        places = {int(row): place for place, row in enumerate(batch.state_rows)}
         for layer in _layers(batch):
             weights = self._weights(layer)
             for row, reducer in reducers.items():
                 look = batch.looks[row]
                 if look is None or layer not in look.layers:
                     continue
-                one = slice(row, row + 1)  # with its padding, so that there are few shapes
-                feeds = {"hidden_state": arrays[_state(layer)][one], "attention_mask": batch.attention_mask[one]}
+                states = hidden_states[layer, places[row], None, : look.length]
+                feeds = {"hidden_state": states, "attention_mask": np.ones((1, look.length), np.int64)}
                 names = look.outputs(layer)
                 outputs = dict(zip(names, session.run(names, {**feeds, **weights}), strict=True))
-                reducer.add(layer, {name: _unpadded(name, array, look.length) for name, array in outputs.items()})
+                reducer.add(layer, {name: array[0] for name, array in outputs.items()})
         return {row: reducer.arrays() for row, reducer in reducers.items()}
 
     def _weights(self, layer: int) -> Mapping[str, NDArray[np.float32]]:
@@ -145,8 +157,10 @@ class Session:
         options.intra_op_num_threads = max(1, self._threads // streams)
         path = str(self.artifact.folder / f"{graph}.onnx")
         provider = self.placement.provider
+        if graph == "attention":  # short runs, in between others
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            if provider == "openvino":
+            if provider == "openvino" and graph == "encode":
                 return openvino.create(path, options, self.placement.precision, self._threads, streams)
             if provider == "cuda":
                 return cuda.open_graph(self.artifact, graph, self.placement.precision, options)
@@ -160,13 +174,3 @@ class Session:
 def _layers(batch: Batch) -> list[int]:
     """List the layers that some row's attention is wanted of."""
     return sorted({layer for look in batch.looks if look is not None for layer in look.layers})
-
-
-def _state(layer: int) -> str:
-    """Name the graph output that is a layer's input."""
-    return f"hidden_states_{layer}"
-
-
-def _unpadded(name: str, array: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """Cut (1, heads, query, key) or (1, heads, seq, head_dim) to one sequence's tokens."""
-    return array[0, :, :length, :length] if name == "attention" else array[0, :, :length]

@@ -129,13 +129,15 @@ def oracle(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
 
 
 def run_graphs(artifact: Path, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-    """Run all of an artifact's graphs on the CPU provider; gives `states`' outputs, and attentions_0 and so on."""
-    states, attention = (
+    """Run an artifact's graphs on the CPU provider; gives outputs, and hidden_states_0, attentions_0 and so on."""
+    encode, attention = (
         onnxruntime.InferenceSession(artifact / f"{name}.onnx", providers=["CPUExecutionProvider"])
-        for name in ("states", "attention")
+        for name in ("encode", "attention")
     )
-    names = [put.name for put in states.get_outputs()]
-    arrays = dict(zip(names, states.run(names, {put.name: fed[put.name] for put in states.get_inputs()}), strict=True))
+    fed = {**fed, "state_rows": np.arange(len(fed["input_ids"]))}
+    names = [put.name for put in encode.get_outputs()]
+    arrays = dict(zip(names, encode.run(names, {put.name: fed[put.name] for put in encode.get_inputs()}), strict=True))
+    arrays |= {f"hidden_states_{layer}": state for layer, state in enumerate(arrays.pop("hidden_states"))}
     described = json.loads((artifact / "artifact.json").read_text("utf-8"))["attention_weights"]
     for layer, places in enumerate(described):
         inputs = {"hidden_state": arrays[f"hidden_states_{layer}"], "attention_mask": fed["attention_mask"]}

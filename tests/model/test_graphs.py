@@ -4,7 +4,10 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime
+import pytest
 
 PAGE_BYTES = 4096
 
@@ -19,7 +22,7 @@ def test_graphs_share_their_weights(minilm_artifact: Path):
     """Every weight of a graph lies at the same place of the same file as that of encode.onnx."""
     encode = external_weights(minilm_artifact / "encode.onnx")
     assert encode
-    assert external_weights(minilm_artifact / "states.onnx") == encode
+    assert external_weights(minilm_artifact / "attention.onnx").items() <= encode.items()
     described = json.loads((minilm_artifact / "artifact.json").read_text())["attention_weights"]
     offsets = {int(place["offset"]): int(place["length"]) for place in encode.values()}
     assert [len(layer) for layer in described] == [4] * 6  # W^Q, W^K and their biases
@@ -36,17 +39,31 @@ def test_graphs_share_their_weights(minilm_artifact: Path):
 
 def test_graphs_are_small(minilm_artifact: Path):
     """A graph holds no weights of its own: below 1 MB each, with the real model's 90 MB beside them."""
-    for name in ("encode.onnx", "states.onnx", "attention.onnx"):
+    for name in ("encode.onnx", "attention.onnx"):
         assert (minilm_artifact / name).stat().st_size < 10**6
     assert (minilm_artifact / "weights.bin").stat().st_size > 90 * 10**6
 
 
 def test_each_graph_yields_its_own(tiny_artifact: Path):
-    """encode.onnx yields the last hidden state and the poolings, states.onnx every state too, the others attention."""
-    encode, states, *attention = (
+    """encode.onnx yields the hidden states and the poolings, the other attention."""
+    encode, attention = (
         [output.name for output in onnx.load(tiny_artifact / f"{name}.onnx", load_external_data=False).graph.output]
-        for name in ("encode", "states", "attention")
+        for name in ("encode", "attention")
     )
-    assert encode == ["last_hidden_state", "pooled_cls", "pooled_mean", "pooled_max", "pooled_last"]
-    assert states == [*encode, "hidden_states_0", "hidden_states_1", "hidden_states_2"]
-    assert attention == [["attention", "query_vectors", "key_vectors"]]
+    poolings = ["pooled_cls", "pooled_mean", "pooled_max", "pooled_last"]
+    assert encode == ["last_hidden_state", *poolings, "hidden_states"]
+    assert attention == ["attention", "query_vectors", "key_vectors"]
+
+
+@pytest.mark.parametrize("rows", [[], [1], [2, 0], [0, 1, 2]])
+def test_states_are_those_of_the_rows_that_are_named(tiny_artifact: Path, rows: list[int]):
+    """The hidden states come of any rows, in their order, of none too, and the last is the last hidden state."""
+    session = onnxruntime.InferenceSession(tiny_artifact / "encode.onnx", providers=["CPUExecutionProvider"])
+    ids = np.arange(5, 20).reshape(3, 5)
+    fed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    names = ["last_hidden_state", "hidden_states"]
+    last, states = session.run(names, {**fed, "state_rows": np.asarray(rows, np.int64)})
+    everything = session.run(["hidden_states"], {**fed, "state_rows": np.arange(3)})[0]
+    assert states.shape == (3, len(rows), 5, last.shape[-1])
+    np.testing.assert_array_equal(states, everything[:, rows])
+    np.testing.assert_array_equal(everything[-1], last)

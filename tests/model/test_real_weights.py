@@ -78,7 +78,7 @@ def test_mpnet_exports_and_pools_like_sentence_transformers(mpnet: Path, tmp_pat
     artifact = open_artifact(export(str(mpnet), tmp_path / "artifact", report=lambda _line: None))
     request = TokenizeRequest(tuple(TextInput(text) for text in TEXTS))
     sequences = TextTokenizer(artifact).tokenize(request, describe=False)
-    batch = pad(sequences, "encode", ("pooled_mean",), artifact.pad_token_id, BatchLimits(max_batch_tokens=4096))
+    batch = pad(sequences, ("pooled_mean",), artifact.pad_token_id, BatchLimits(max_batch_tokens=4096))
     pooled = Session(artifact, choose_placement("cpu", "float32"), threads=2).run(batch)["pooled_mean"]
     expected = SentenceTransformer(str(mpnet), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(pooled / np.linalg.norm(pooled, axis=1, keepdims=True), expected, atol=1e-5)

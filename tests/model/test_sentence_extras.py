@@ -67,7 +67,7 @@ def vectors(folder: Path, texts: Sequence[str], prompt: str = "") -> tuple[np.nd
     """Give the sentence vectors of our own graph, and the settings and the pooling's name."""
     encoder = load_encoder(folder)
     sentence, head = read_sentence(folder, encoder.config)
-    graph = EncoderGraph(encoder, head, states=False, pool_prompt=sentence.pool_prompt)
+    graph = EncoderGraph(encoder, head, pool_prompt=sentence.pool_prompt)
     tokenizer = read_tokenizer(folder, encoder.config)
     tokenizer.enable_truncation(sentence.max_tokens)
     tokenizer.enable_padding(pad_id=encoder.config.pad_token_id)
@@ -75,6 +75,7 @@ def vectors(folder: Path, texts: Sequence[str], prompt: str = "") -> tuple[np.nd
     columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     fed = {name: torch.tensor([getattr(one, key) for one in encodings]) for name, key in columns.items()}
     fed["pooling_mask"] = fed["attention_mask"].clone()
+    fed["state_rows"] = torch.zeros(0, dtype=torch.int64)
     if prompt:
         tokenizer.no_padding()
         fed["pooling_mask"][:, : len(tokenizer.encode(prompt).ids) - 1] = 0

@@ -11,11 +11,10 @@ from service.tokenization import Sequence
 LIMITS = BatchLimits(max_batch_tokens=64, max_batch_size=8)
 
 
-def waiting_list(lengths: list[int], graphs: list[str] | None = None) -> WaitingList:
+def waiting_list(lengths: list[int]) -> WaitingList:
     waiting = WaitingList()
     for number, length in enumerate(lengths):
-        graph = graphs[number] if graphs else "encode"
-        waiting.add(Waiting(number, length, graph, arrived_s=float(number)))  # type: ignore[arg-type]
+        waiting.add(Waiting(number, length, arrived_s=float(number)))
     return waiting
 
 
@@ -53,14 +52,6 @@ def test_a_sequence_above_the_budget_runs_alone() -> None:
     assert chosen.numbers == (0,)
 
 
-def test_graphs_do_not_mix() -> None:
-    """Plain sequences never go through the graph with attention outputs."""
-    waiting = waiting_list([4, 4, 4], ["encode", "states", "encode"])
-    chosen = plan(waiting, LIMITS, now=9.0)
-    assert isinstance(chosen, BatchPlan)
-    assert (chosen.graph, set(chosen.numbers)) == ("encode", {0, 2})
-
-
 def test_queue_delay_waits_for_company() -> None:
     """With a delay set, a small batch waits out the rest of it, and a large one does not wait."""
     limits = BatchLimits(max_batch_tokens=64, max_queue_delay_ms=500.0)
@@ -72,7 +63,7 @@ def test_queue_delay_waits_for_company() -> None:
 def test_padded_lengths_are_multiples() -> None:
     """Padded lengths come from a ladder when one is set."""
     limits = BatchLimits(max_batch_tokens=64, pad_to_multiple_of=8)
-    batch = pad([sequence([5, 6, 7]), sequence([8])], "encode", ("pooled_mean",), 0, limits)
+    batch = pad([sequence([5, 6, 7]), sequence([8])], ("pooled_mean",), 0, limits)
     assert batch.input_ids.shape == (2, 8)
 
 
@@ -85,7 +76,7 @@ def test_few_shapes() -> None:
     assert len({limits.padded(length) for length in lengths}) < 100
 
 
-texts = st.tuples(st.integers(1, 100), st.sampled_from("abcde"), st.sampled_from(["encode", "states"]))
+texts = st.tuples(st.integers(1, 100), st.sampled_from("abcde"))
 
 
 @given(
@@ -96,7 +87,7 @@ texts = st.tuples(st.integers(1, 100), st.sampled_from("abcde"), st.sampled_from
     st.sampled_from([1, 8]),
 )
 def test_batches_keep_every_promise(
-    steps: list[tuple[list[tuple[int, str, str]], int]], max_tokens: int, max_size: int, max_padding: float, step: int
+    steps: list[tuple[list[tuple[int, str]], int]], max_tokens: int, max_size: int, max_padding: float, step: int
 ) -> None:
     """Whatever comes, leaves and runs: limits hold, everything is served once, and nobody waits for long."""
     limits = BatchLimits(max_tokens, max_size, max_padding=max_padding, pad_to_multiple_of=step)
@@ -105,8 +96,8 @@ def test_batches_keep_every_promise(
     most_batches = 5 * (2 + 100 / max_tokens + 1 / max_padding)
     steps = [*steps, ([], 10**6)]
     for arrivals, batches in steps:
-        for length, origin, graph in arrivals:
-            items.append(Waiting(len(items), length, graph, 0.0, origin))  # type: ignore[arg-type]
+        for length, origin in arrivals:
+            items.append(Waiting(len(items), length, 0.0, origin))
             waiting.add(items[-1])
             since.setdefault(origin, 0)
         if arrivals and len(arrivals) % 5 == 0 and waiting.remove(len(items) - 1):
@@ -120,8 +111,6 @@ def test_batches_keep_every_promise(
             longest = limits.padded(max(row.length for row in rows))
             assert len(rows) == 1 or (len(rows) <= max_size and len(rows) * longest <= max_tokens)
             assert sum(longest - limits.padded(row.length) for row in rows) <= max_padding * max_tokens
-            assert {row.graph for row in rows} <= {"encode", chosen.graph}
-            assert items[chosen.anchor].graph == chosen.graph
             assert waiting.take(chosen, limits) == rows
             ended += chosen.numbers
             left = {item.origin for item in items if item.number not in ended}
@@ -137,12 +126,12 @@ def test_a_newcomer_waits_for_no_queue(callers: int, backlog: int, length: int) 
     waiting, number = WaitingList(), 0
     for caller in range(callers):
         for _ in range(backlog):
-            waiting.add(Waiting(number, 30, "encode", 0.0, f"{caller}"))
+            waiting.add(Waiting(number, 30, 0.0, f"{caller}"))
             number += 1
     for _ in range(3):
         if isinstance(chosen := plan(waiting, LIMITS, now=1.0), BatchPlan):
             waiting.take(chosen, LIMITS)
-    waiting.add(Waiting(number, length, "encode", 0.0, "new"))
+    waiting.add(Waiting(number, length, 0.0, "new"))
     for _ in range(callers + 1):
         chosen = plan(waiting, LIMITS, now=1.0)
         assert isinstance(chosen, BatchPlan)
@@ -156,10 +145,10 @@ def test_callers_that_are_always_new_starve_nobody() -> None:
     """Who never comes twice under one name is no better off for it: a queue goes on beside such callers."""
     waiting = WaitingList()
     for number in range(2000):
-        waiting.add(Waiting(number, 20, "encode", 0.0, "bulk"))
+        waiting.add(Waiting(number, 20, 0.0, "bulk"))
     served = 0
     for number in range(2000, 3000):
-        waiting.add(Waiting(number, 50, "encode", 0.0, f"new {number}"))  # all that the device can do
+        waiting.add(Waiting(number, 50, 0.0, f"new {number}"))  # all that the device can do
         chosen = plan(waiting, LIMITS, now=1.0)
         assert isinstance(chosen, BatchPlan)
         served += sum(item.origin == "bulk" for item in waiting.take(chosen, LIMITS))
@@ -171,7 +160,7 @@ def test_callers_who_left_are_forgotten() -> None:
     """Neither those who were served nor those who gave up leave anything behind for good."""
     waiting = WaitingList()
     for number in range(1000):
-        waiting.add(Waiting(number, 20, "encode", 0.0, f"{number}"))
+        waiting.add(Waiting(number, 20, 0.0, f"{number}"))
         if number % 2:
             waiting.remove(number)
         elif isinstance(chosen := plan(waiting, LIMITS, now=1.0), BatchPlan):
@@ -201,12 +190,12 @@ def test_packing_is_near_the_best() -> None:
 @given(st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=6))
 def test_unpad_undoes_pad(rows: list[list[int]]) -> None:
     """Padding adds only pad tokens under a zero mask, and is cut off again."""
-    batch = pad([sequence(ids, ids) for ids in rows], "encode", (), 0, LIMITS)
+    batch = pad([sequence(ids, ids) for ids in rows], (), 0, LIMITS)
     assert batch.attention_mask.sum() == sum(map(len, rows))
     for row, ids in enumerate(rows):
         state = batch.input_ids[:, :, None].astype(np.float32)
-        assert unpad("last_hidden_state", state, row, len(ids))[:, 0].tolist() == ids
-        assert unpad("pooled_mean", state[:, 0], row, len(ids)).tolist() == [ids[0]]
+        assert unpad(batch, "last_hidden_state", state, row)[:, 0].tolist() == ids
+        assert unpad(batch, "pooled_mean", state[:, 0], row).tolist() == [ids[0]]
         assert (batch.input_ids[row, len(ids) :] == 0).all()
         assert batch.token_type_ids[row, : len(ids)].tolist() == ids
 
@@ -219,12 +208,10 @@ def test_removing_twice_is_harmless() -> None:
     assert (len(waiting), waiting.tokens) == (1, 4)
 
 
-def test_plain_texts_go_along_where_states_are_wanted() -> None:
-    """What needs every state takes plain texts along; a batch that a plain one begins has no other."""
-    waiting = waiting_list([4, 4, 4, 3], ["states", "encode", "encode", "encode"])
-    chosen = plan(waiting, LIMITS, now=1.0)
-    assert isinstance(chosen, BatchPlan)
-    assert (chosen.graph, sorted(chosen.numbers)) == ("states", [0, 1, 2, 3])
-    chosen = plan(waiting_list([4, 4], ["encode", "states"]), LIMITS, now=1.0)
-    assert isinstance(chosen, BatchPlan)
-    assert (chosen.graph, chosen.numbers) == ("encode", (0,))
+def test_states_are_cut_apart_by_their_rows() -> None:
+    """Hidden states come of the rows that want them alone, and each of these gets its own."""
+    batch = pad([sequence([5] * length) for length in (2, 3, 4)], (), 0, LIMITS, state_rows=[0, 2])
+    states = np.arange(2 * 4 * 1, dtype=np.float32).reshape(2, 4, 1)
+    np.testing.assert_array_equal(unpad(batch, "hidden_states_1", states, 0), states[0, :2])
+    np.testing.assert_array_equal(unpad(batch, "hidden_states_1", states, 2), states[1])
+    assert [list(batch.row(row).state_rows) for row in range(3)] == [[0], [], [0]]

@@ -48,11 +48,15 @@ def random_batch(artifact: Artifact, lengths: tuple[int, ...], outputs: tuple[st
     shape = (len(lengths), max(lengths))
     mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
     ids = np.random.default_rng(3).integers(5, artifact.vocab_size, shape) * mask
-    return Batch("encode", outputs, lengths, ids, mask, np.zeros_like(ids), mask)
+    return Batch(outputs, lengths, ids, mask, np.zeros_like(ids), mask)
 
 
 def feeds(artifact: Artifact, batch: Batch) -> dict[str, np.ndarray]:
     return {name: getattr(batch, name) for name in artifact.inputs}
+
+
+def run_on(session: onnxruntime.InferenceSession, names: list[str], fed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return session.run(names, {put.name: fed[put.name] for put in session.get_inputs()})
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -112,17 +116,37 @@ def test_a_run_gives_the_named_outputs(folder: Path) -> None:
         opened.append(CUDA_GRAPH)
         return on_processor(folder)
 
-    graph = CudaGraph(on_processor(folder, CUDA_POOLED_GRAPH), open_whole)
+    graph = CudaGraph(lambda: on_processor(folder, CUDA_POOLED_GRAPH), open_whole)
     batch = random_batch(artifact, (5, 17, 9), ())
     for names in (["pooled_mean"], ["last_hidden_state"], ["pooled_max", "last_hidden_state"], ["pooled_cls"]):
         assert opened == [] or "pooled_mean" not in names
-        expected = session.run(names, feeds(artifact, batch))
+        expected = run_on(session, names, feeds(artifact, batch))
         with ThreadPoolExecutor(2) as threads:
             for got in threads.map(lambda _, names=names: graph.run(names, feeds(artifact, batch)), range(8)):
                 assert [array.dtype for array in got] == [np.float32] * len(names)
                 for ours, theirs in zip(got, expected, strict=True):
                     np.testing.assert_array_equal(ours, theirs)
     assert opened == [CUDA_GRAPH]
+
+
+def test_states_come_from_the_exact_graph(folder: Path) -> None:
+    """Rows whose inner states are wanted run through the float32 graph alone, the others' outputs stay float16's."""
+    artifact = open_artifact(folder)
+    openers = [lambda name=name: on_processor(folder, name) for name in (CUDA_POOLED_GRAPH, CUDA_GRAPH, "encode.onnx")]
+    graph = CudaGraph(*openers)
+    batch = random_batch(artifact, (5, 17, 9), ())
+    fed = {**feeds(artifact, batch), "state_rows": np.array([0, 2])}
+    states, pooled = graph.run(["hidden_states", "pooled_mean"], fed)
+    np.testing.assert_array_equal(pooled, run_on(on_processor(folder), ["pooled_mean"], fed)[0])
+    exact = run_on(on_processor(folder, "encode.onnx"), ["hidden_states"], {**fed, "state_rows": np.arange(3)})[0]
+    assert states.shape == (3, 2, 17, artifact.hidden_size)
+    for place, (row, length) in enumerate([(0, 5), (2, 9)]):
+        np.testing.assert_allclose(states[:, place, :length], exact[:, row, :length], atol=1e-5)
+    alone = CudaGraph(openers[-1])  # in float32
+    assert alone.run(["pooled_mean"], feeds(artifact, batch))[0].shape == (3, artifact.hidden_size)
+    np.testing.assert_allclose(alone.run(["hidden_states"], fed)[0], states, atol=1e-5)
+    with pytest.raises(ProviderError, match="no graph has the outputs pooled_sum"):
+        alone.run(["pooled_sum"], fed)
 
 
 def test_the_smaller_graph_leaves_the_other_poolings_out(folder: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_large_request_is_split_and_joined() -> None:
         engine = await started(runner)
         lengths = [3, 9, 1, 7, 16, 2, 5] * 10
         sequences = [sequence(number + 1, length) for number, length in enumerate(lengths)]
-        encoded = await engine.submit(sequences, OUTPUT, "encode", None)
+        encoded = await engine.submit(sequences, OUTPUT, None)
         assert [int(row["pooled_mean"][0]) for row in encoded.rows] == list(range(1, 71))
         assert len(runner.batches) > 1
         assert all(batch.input_ids.size <= 64 for batch in runner.batches)
@@ -36,9 +36,7 @@ def test_callers_share_a_batch() -> None:
         runner = GateRunner()
         runner.gate.set()
         engine = await started(runner)
-        answers = await asyncio.gather(
-            *(engine.submit([sequence(number)], OUTPUT, "encode", None) for number in range(1, 11))
-        )
+        answers = await asyncio.gather(*(engine.submit([sequence(number)], OUTPUT, None) for number in range(1, 11)))
         assert [int(answer.rows[0]["pooled_mean"][0]) for answer in answers] == list(range(1, 11))
         assert [len(batch.lengths) for batch in runner.batches] == [10]
 
@@ -53,8 +51,8 @@ def test_each_caller_gets_its_own_outputs() -> None:
         runner.gate.set()
         engine = await started(runner)
         mean, largest = await asyncio.gather(
-            engine.submit([sequence(1)], frozenset({"pooled_mean"}), "encode", None),
-            engine.submit([sequence(2)], frozenset({"pooled_max"}), "encode", None),
+            engine.submit([sequence(1)], frozenset({"pooled_mean"}), None),
+            engine.submit([sequence(2)], frozenset({"pooled_max"}), None),
         )
         assert runner.batches[0].outputs == ("pooled_max", "pooled_mean")
         assert (set(mean.rows[0]), set(largest.rows[0])) == ({"pooled_mean"}, {"pooled_max"})
@@ -71,12 +69,12 @@ def test_a_failed_batch_fails_its_callers_alone(caplog: pytest.LogCaptureFixture
         engine = await started(runner)
         runner.error = RuntimeError("device on fire")
         with caplog.at_level(logging.ERROR), pytest.raises(InternalFault) as caught:
-            await engine.submit([sequence(1)], OUTPUT, "encode", None)
+            await engine.submit([sequence(1)], OUTPUT, None)
         assert "device on fire" not in str(caught.value)
         assert caught.value.id in str(caught.value)
         assert caught.value.id in caplog.text
         runner.error = None
-        assert await engine.submit([sequence(2)], OUTPUT, "encode", None)
+        assert await engine.submit([sequence(2)], OUTPUT, None)
 
     run(test)
 
@@ -87,7 +85,7 @@ def test_one_failed_part_fails_the_request_once() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        task = asyncio.create_task(engine.submit([sequence(1, 16)] * 40, OUTPUT, "encode", None))
+        task = asyncio.create_task(engine.submit([sequence(1, 16)] * 40, OUTPUT, None))
         await asyncio.sleep(0.01)
         runner.error = ValueError("no")
         runner.gate.set()
@@ -105,10 +103,10 @@ def test_a_deadline_passes_in_the_queue() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None))
+        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None))
         await asyncio.sleep(0.01)
         with pytest.raises(DeadlineExceeded):
-            await engine.submit([sequence(2)], OUTPUT, "encode", time.monotonic() + 0.05)
+            await engine.submit([sequence(2)], OUTPUT, time.monotonic() + 0.05)
         runner.gate.set()
         await first
         await asyncio.sleep(0.01)
@@ -123,9 +121,9 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None))
+        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None))
         await asyncio.sleep(0.01)
-        second = asyncio.create_task(engine.submit([sequence(2)], OUTPUT, "encode", None))
+        second = asyncio.create_task(engine.submit([sequence(2)], OUTPUT, None))
         await asyncio.sleep(0.01)
         second.cancel()
         runner.gate.set()
@@ -142,16 +140,16 @@ def test_a_full_queue_refuses_with_a_delay() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner, max_queue_size=4)
-        tasks = [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, "encode", None)) for n in range(1, 2)]
+        tasks = [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, None)) for n in range(1, 2)]
         await asyncio.sleep(0.01)
-        tasks += [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, "encode", None)) for n in range(2, 6)]
+        tasks += [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, None)) for n in range(2, 6)]
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull, match="4 inputs wait already, at most 4 may") as caught:
-            await engine.submit([sequence(9)], OUTPUT, "encode", None)
+            await engine.submit([sequence(9)], OUTPUT, None)
         assert caught.value.retry_delay_s > 0
         runner.gate.set()
         await asyncio.gather(*tasks)
-        assert await engine.submit([sequence(9)] * 5, OUTPUT, "encode", None), "an empty queue takes any request"
+        assert await engine.submit([sequence(9)] * 5, OUTPUT, None), "an empty queue takes any request"
 
     run(test)
 
@@ -162,12 +160,12 @@ def test_stop_finishes_what_was_accepted() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        tasks = [asyncio.create_task(engine.submit([sequence(n, 16)] * 4, OUTPUT, "encode", None)) for n in range(5)]
+        tasks = [asyncio.create_task(engine.submit([sequence(n, 16)] * 4, OUTPUT, None)) for n in range(5)]
         await asyncio.sleep(0.01)
         stopping = asyncio.create_task(engine.finish(within_s=10))
         await asyncio.sleep(0.01)
         with pytest.raises(Unavailable):
-            await engine.submit([sequence(1)], OUTPUT, "encode", None)
+            await engine.submit([sequence(1)], OUTPUT, None)
         runner.gate.set()
         await stopping
         answers = await asyncio.gather(*tasks)
@@ -182,7 +180,7 @@ def test_not_started() -> None:
     async def test() -> None:
         engine = Engine(GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, max_queue_size=10)
         with pytest.raises(Unavailable, match="starting or draining"):
-            await engine.submit([sequence(1)], OUTPUT, "encode", None)
+            await engine.submit([sequence(1)], OUTPUT, None)
 
     run(test)
 
@@ -193,9 +191,9 @@ def test_a_caller_does_not_wait_for_another_ones_queue() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, "encode", None, origin="bulk"))
+        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, None, origin="bulk"))
         await asyncio.sleep(0.01)
-        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, "encode", None, origin="new"))
+        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, None, origin="new"))
         await asyncio.sleep(0.01)
         runner.gate.set()
         await asyncio.gather(large, new)
@@ -211,7 +209,7 @@ def test_several_streams_run_side_by_side() -> None:
     async def test() -> None:
         runner = GateRunner(capacity=2)
         engine = await started(runner)
-        tasks = [asyncio.create_task(engine.submit([sequence(n, 40)], OUTPUT, "encode", None)) for n in range(3)]
+        tasks = [asyncio.create_task(engine.submit([sequence(n, 40)], OUTPUT, None)) for n in range(3)]
         await asyncio.sleep(0.01)
         assert [len(batch.lengths) for batch in runner.batches] == [1, 1]
         runner.gate.set()
@@ -229,17 +227,17 @@ def test_a_busy_gateway_sends_no_small_batches_beside_others() -> None:
         runner = GateRunner(capacity=8)
         runner.eager = False
         engine = await started(runner, limits=BatchLimits(max_batch_tokens=4096))
-        tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None))]
+        tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None))]
         await asyncio.sleep(0)
         for _ in range(3):  # in turns of the loop of their own
-            tasks += [asyncio.create_task(engine.submit([sequence(2)] * 2, OUTPUT, "encode", None))]
+            tasks += [asyncio.create_task(engine.submit([sequence(2)] * 2, OUTPUT, None))]
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert [len(batch.lengths) for batch in runner.batches] == [1], "the first goes at once, the others wait"
-        tasks += [asyncio.create_task(engine.submit([sequence(3)] * 32, OUTPUT, "encode", None))]
+        tasks += [asyncio.create_task(engine.submit([sequence(3)] * 32, OUTPUT, None))]
         await asyncio.sleep(0.001)
         assert [len(batch.lengths) for batch in runner.batches] == [1, 38], "enough of them go together"
-        tasks += [asyncio.create_task(engine.submit([sequence(4)], OUTPUT, "encode", None))]
+        tasks += [asyncio.create_task(engine.submit([sequence(4)], OUTPUT, None))]
         await asyncio.sleep(0.05)
         assert [len(batch.lengths) for batch in runner.batches] == [1, 38, 1], "and none waits for long"
         runner.gate.set()
@@ -275,17 +273,17 @@ def test_who_cannot_be_served_in_time_is_refused_at_once() -> None:
         engine = await started(runner)
         runner.gate.set()
         for _ in range(3):
-            await engine.submit([sequence(1, 30)], OUTPUT, "encode", None)
+            await engine.submit([sequence(1, 30)], OUTPUT, None)
         engine._drain = DrainRate()
         engine._drain.begin(0.0)
         engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
         runner.gate.clear()
-        held = [asyncio.create_task(engine.submit([sequence(1, 50)] * 4, OUTPUT, "encode", None)) for _ in range(4)]
+        held = [asyncio.create_task(engine.submit([sequence(1, 50)] * 4, OUTPUT, None)) for _ in range(4)]
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull, match=r"will take about \d\.\d s, and the deadline is in 1\.0 s") as caught:
-            await engine.submit([sequence(1, 5)], OUTPUT, "encode", time.monotonic() + 1)
+            await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 1)
         assert caught.value.retry_delay_s > 1
-        late = asyncio.create_task(engine.submit([sequence(1, 5)], OUTPUT, "encode", time.monotonic() + 60))
+        late = asyncio.create_task(engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 60))
         runner.gate.set()
         await asyncio.gather(late, *held)
 
@@ -300,16 +298,14 @@ def test_another_callers_queue_is_no_reason_to_refuse() -> None:
         engine = await started(runner)
         engine._drain.begin(0.0)
         engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
-        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, "encode", None, origin="bulk"))
+        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, None, origin="bulk"))
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull, match="comes before it"):
-            await engine.submit([sequence(1, 5)], OUTPUT, "encode", time.monotonic() + 2, origin="bulk")
+            await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 2, origin="bulk")
         engine.check_room(1, time.monotonic() + 2, "small")
-        small = asyncio.create_task(
-            engine.submit([sequence(2, 5)], OUTPUT, "encode", time.monotonic() + 2, origin="small")
-        )
+        small = asyncio.create_task(engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 2, origin="small"))
         with pytest.raises(QueueFull, match="comes before it"):  # so many of its own take their time beside bulk's
-            await engine.submit([sequence(3, 50)] * 4, OUTPUT, "encode", time.monotonic() + 2, origin="third")
+            await engine.submit([sequence(3, 50)] * 4, OUTPUT, time.monotonic() + 2, origin="third")
         runner.gate.set()
         await asyncio.gather(small, bulk)
 
@@ -324,9 +320,9 @@ def test_a_short_deadline_is_no_reason_to_refuse() -> None:
         engine = await started(runner)
         engine._drain.begin(0.0)
         engine._drain.end(100_000, 1.0, idle=True)
-        tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, "encode", None)) for _ in range(2)]
+        tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None)) for _ in range(2)]
         await asyncio.sleep(0.01)
-        tasks.append(asyncio.create_task(engine.submit([sequence(2)], OUTPUT, "encode", time.monotonic() + 0.04)))
+        tasks.append(asyncio.create_task(engine.submit([sequence(2)], OUTPUT, time.monotonic() + 0.04)))
         await asyncio.sleep(0.005)
         runner.gate.set()
         answers = await asyncio.gather(*tasks)

@@ -148,10 +148,10 @@ def test_answers_are_counted_as_they_come(tiny_artifact: Path) -> None:
     tokens = Tokens([5] * 7, ["a"] * 7, [(0, 1)] * 7, [(0, 1)] * 7, [0] * 7, [0] * 7, [False] * 7)
     asked, vectors = Attention((0,), (0, 2), top_k=3), QueryKeyVectors((0,), (1,))
     look = look_at(asked, vectors, tokens, head_dim=artifact.head_dim, data_type="float16")
-    batch = Batch("states", outputs, (7, 7, 7), ids, ones, zeros, ones, (None, look, None))
+    batch = Batch(outputs, (7, 7, 7), ids, ones, zeros, ones, (None, look, None), np.array([1]))
     arrays = session.run(batch)
     size = sum(arrays[name].nbytes for name in outputs)
-    looked = session.look(batch, arrays)[1]
+    looked = session.look(batch, arrays["hidden_states"])[1]
     size += sum(array.nbytes // 2 if "vectors" in name else array.nbytes for name, array in looked.items())
     assert answer_bytes(batch, artifact) == size
 

@@ -23,9 +23,9 @@ def test_the_local_runner_runs_a_real_session(tiny_artifact: Path) -> None:
         session = Session(artifact, choose_placement("cpu", "float32"), threads=1)
         engine = await started(LocalRunner(session, DeviceThreads(1)))
         sequences = [sequence(number, length) for number, length in ((5, 3), (6, 12), (7, 7))]
-        together = await engine.submit(sequences, OUTPUT, "encode", None)
+        together = await engine.submit(sequences, OUTPUT, None)
         for item, row in zip(sequences, together.rows, strict=True):
-            alone = await engine.submit([item], OUTPUT, "encode", None)
+            alone = await engine.submit([item], OUTPUT, None)
             np.testing.assert_allclose(alone.rows[0]["pooled_mean"], row["pooled_mean"], atol=1e-5)
         await engine.finish(within_s=10)
         await engine.stop()
@@ -49,12 +49,12 @@ def test_a_lone_short_batch_needs_no_thread(tiny_artifact: Path) -> None:
         session.run = noted  # type: ignore[method-assign]
         here = threading.get_ident()
         for _ in range(10):
-            await engine.submit([sequence(5)], OUTPUT, "encode", None)
+            await engine.submit([sequence(5)], OUTPUT, None)
         assert [thread == here for thread in threads] == [False] * 8 + [True] * 2
         threads.clear()
-        await asyncio.gather(*(engine.submit([sequence(5)], OUTPUT, "encode", None) for _ in range(2)))
-        await engine.submit([sequence(5)], OUTPUT, "encode", None)
-        await engine.submit([sequence(5, 30)] * 4, OUTPUT, "encode", None)
+        await asyncio.gather(*(engine.submit([sequence(5)], OUTPUT, None) for _ in range(2)))
+        await engine.submit([sequence(5)], OUTPUT, None)
+        await engine.submit([sequence(5, 30)] * 4, OUTPUT, None)
         assert all(thread != here for thread in threads)
         await engine.stop()
 

@@ -34,7 +34,7 @@ def random_batch(artifact: Artifact, lengths: tuple[int, ...], outputs: tuple[st
     shape = (len(lengths), max(lengths))
     mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
     ids = draw.integers(1000, artifact.vocab_size, shape) * mask
-    return Batch("encode", outputs, lengths, ids, mask, np.zeros_like(ids), mask)
+    return Batch(outputs, lengths, ids, mask, np.zeros_like(ids), mask)
 
 
 def looking_batch(artifact: Artifact, lengths: tuple[int, ...], layer: int) -> Batch:
@@ -46,7 +46,7 @@ def looking_batch(artifact: Artifact, lengths: tuple[int, ...], layer: int) -> B
         tokens = Tokens([0] * length, [""] * length, nothing, nothing, [-1] * length, [0] * length, [False] * length)
         asked = Attention((layer,), heads)
         looks.append(look_at(asked, None, tokens, head_dim=artifact.head_dim, data_type="float32"))
-    return replace(random_batch(artifact, lengths, ()), graph="states", looks=tuple(looks))
+    return replace(random_batch(artifact, lengths, ()), looks=tuple(looks), state_rows=np.arange(len(lengths)))
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -54,15 +54,15 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_graphs_are_loaded_when_first_needed(artifact: Artifact) -> None:
-    """Plain traffic holds one graph; the first request for attention loads the other two."""
+    """Plain traffic holds one graph; the first request for attention loads the other."""
     session = Session(artifact, choose_placement("cpu", "float32"), threads=2)
     session.load()
     session.warm_up()
     assert {graph for graph, _ in session._sessions} == {"encode"}
     batch = looking_batch(artifact, (5, 9), 2)
-    looked = session.look(batch, session.run(batch))
+    looked = session.look(batch, session.run(batch)["hidden_states"])
     assert [looked[row]["attention"].shape for row in (0, 1)] == [(1, 12, 5, 5), (1, 12, 9, 9)]
-    assert {graph for graph, _ in session._sessions} == {"encode", "states", "attention"}
+    assert {graph for graph, _ in session._sessions} == {"encode", "attention"}
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])
@@ -118,7 +118,7 @@ def test_openvino_company_changes_little(artifact: Artifact) -> None:
     together = session.run(batch)
     for row, length in enumerate(batch.lengths):
         ids, mask = batch.input_ids[row : row + 1, :length], batch.attention_mask[row : row + 1, :length]
-        alone = session.run(Batch("encode", outputs, (length,), ids, mask, np.zeros_like(ids), mask))
+        alone = session.run(Batch(outputs, (length,), ids, mask, np.zeros_like(ids), mask))
         assert cosines(alone["pooled_mean"][0], together["pooled_mean"][row]) > 0.9999
         assert cosines(alone["last_hidden_state"][0], together["last_hidden_state"][row, :length]).min() > 0.999
 
@@ -131,7 +131,7 @@ def test_openvino_attention_rows_sum_to_one(artifact: Artifact) -> None:
         pytest.skip(str(error))
     batch = looking_batch(artifact, (7, 40), 3)
     session = Session(artifact, placement, threads=2)
-    for arrays in session.look(batch, session.run(batch)).values():
+    for arrays in session.look(batch, session.run(batch)["hidden_states"]).values():
         np.testing.assert_allclose(arrays["attention"].sum(-1), 1.0, atol=1e-4)
 
 
