@@ -119,8 +119,9 @@ class Client:
     def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order.
 
-        The whole stream has no deadline. Leaving the loop early ends it. One that the server leaves (UNAVAILABLE) is
-        begun anew, a few times in a row, with what is unanswered. Answers may be larger than `encode`'s.
+        The whole stream has no deadline. Leaving the loop early ends it. One that the server leaves (UNAVAILABLE), or
+        ends because the loop stood still for too long, is begun anew, a few times in a row, with what is unanswered.
+        Answers may be larger than `encode`'s.
         """
         return self._streamed(requests, None)
 

@@ -4,9 +4,10 @@ Messages come in and go out as bytes: what cannot be parsed is the caller's faul
 May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, request, errors, grpc.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -26,6 +27,7 @@ from service.errors import (
     InvalidRequest,
     Outdated,
     QueueFull,
+    Stalled,
     Unavailable,
     caller_message,
 )
@@ -57,12 +59,14 @@ class RequestLimits:
         max_message_bytes: Bytes of an answer's tensors; on a stream, of any one message.
         max_answer_bytes: Bytes of a stream's answer, of all unsent large ones, and of all unsent small ones.
         max_stream_requests: Unanswered requests of one stream.
+        stalled_after_s: How long each MiB of a stream's message may wait to be read.
     """
 
     max_inputs: int
     max_message_bytes: int
     max_answer_bytes: int
     max_stream_requests: int
+    stalled_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,8 @@ class EncoderServicer:
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer a stream's items in order; an item's error is its own answer.
 
-        Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's.
+        Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's. Where nobody
+        reads, all but the message that gRPC has already is let go of; the status comes behind that one.
         """
         budget = ByteBudget(self._limits.max_message_bytes)
         shares: set[Share] = set()
@@ -209,18 +214,44 @@ class EncoderServicer:
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
         try:
-            async with aclosing(in_order(requests, answer, most=most, stopping=stopping)) as answers:
-                async for share, item in answers:
-                    for message in item.messages():
-                        await context.write(message)
-                        share.give_back(len(message))
+            stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
+            if stuck is not None:
+                for share in shares - {stuck}:
                     share.give_back()
-                    shares.discard(share)
+                metrics.record_stalled()
+                await _abort(context, Stalled(self._limits.stalled_after_s))
         finally:
             for share in shares:
                 share.give_back()
         if stopping.is_set():
             await _abort(context, Unavailable("the server is draining; try another one, or try again"))
+
+    async def _send(
+        self, answers: AsyncGenerator[tuple[Share, StreamAnswer]], context: Context, shares: set[Share]
+    ) -> Share | None:
+        """Send a stream's answers, and take those that are sent out of the shares.
+
+        Returns:
+            The share of an answer that nobody reads, which then holds one message alone; None if all were read.
+        """
+        begun = False
+        async with aclosing(answers):
+            async for share, item in answers:
+                if not begun:  # within the first message it would keep a status from following that one
+                    await context.send_initial_metadata(())
+                    begun = True
+                for message in item.messages():
+                    patience_s = self._limits.stalled_after_s * max(1.0, len(message) / CHUNK_BYTES)
+                    try:
+                        async with asyncio.timeout(patience_s):
+                            await context.write(message)
+                    except TimeoutError:
+                        share.keep(len(message))
+                        return share
+                    share.give_back(len(message))
+                share.give_back()
+                shares.discard(share)
+        return None
 
     async def _stream_item(self, data: bytes, context: Context, share: Share) -> StreamAnswer:
         """Answer one item of a stream."""

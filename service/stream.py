@@ -164,6 +164,10 @@ class Share:
         for budget in self._budgets:
             budget.give_back(released)
 
+    def keep(self, amount: int) -> None:
+        """Release all but so many bytes."""
+        self.give_back(max(0, self._held - amount))
+
 
 async def in_order(
     source: AsyncIterator[Item],

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def item(number: int, text: str, *, attention: bool = True) -> pb.EncodeStreamRe
     return pb.EncodeStreamRequest(id=number, request=request)
 
 
-def open_stream(client: Client, *items: pb.EncodeStreamRequest, timeout_s: float = 60.0) -> Any:
+def open_stream(client: Client, *items: pb.EncodeStreamRequest, timeout_s: float | None = 60.0) -> Any:
     """Begin a stream that is read by hand."""
     call = client._channel.stream_stream(
         STREAM,
@@ -171,6 +172,56 @@ def test_a_slow_reader_of_one_large_answer(spawn: Callable[..., Any], minilm_art
         while private_bytes(server.process.pid) - before > 60_000_000 and time.monotonic() < end_s:
             time.sleep(0.1)
         assert private_bytes(server.process.pid) - before <= 60_000_000
+
+
+def metric(server: Any, name: str) -> float:
+    page = urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=5).read().decode()
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(name + " "))
+
+
+def test_a_reader_that_stalls_is_ended(spawn: Callable[..., Any], minilm_artifact: Path) -> None:
+    """It needs no deadline for that: its memory is given back, and a status says why once it reads on."""
+    server = spawn(minilm_artifact, "--provider", "cpu", "--stalled-after-s", "1.5")
+    large = item(0, LONGER)
+    large.request.inputs.extend([pb.Input(text=LONGER)] * 3)  # 75 MB
+    with Client(server.address, options=UNHURRIED) as slow, Client(server.address) as other:
+        for _ in range(2):
+            list(open_stream(other, large, large))
+        before = private_bytes(server.process.pid)
+        unread = open_stream(slow, large, large, timeout_s=None)
+        next(unread)
+        end_s = time.monotonic() + 20
+        while not metric(server, "attencode_stalled_streams_total") and time.monotonic() < end_s:
+            assert other.encode("hello").pooled is not None
+            time.sleep(0.1)
+        assert metric(server, "attencode_stalled_streams_total") == 1
+        while private_bytes(server.process.pid) - before > 40_000_000 and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert private_bytes(server.process.pid) - before <= 40_000_000
+        with pytest.raises(grpc.RpcError, match=r"RESOURCE_EXHAUSTED[^/]*nothing .* was read for 1.5 s"):
+            list(unread)
+
+
+def test_who_reads_now_and_then_is_not_ended(serve: Callable[..., str], minilm_artifact: Path) -> None:
+    """A reader that takes a little within each time that is allowed keeps its stream."""
+    with Client(serve(minilm_artifact, stalled_after_s=1.0), options=UNHURRIED) as client:
+        received = []
+        for message in open_stream(client, item(0, LONG), item(1, LONG)):
+            received.append(message.id)
+            time.sleep(0.3)
+        assert received == [0] * 6 + [1] * 6
+
+
+def test_a_stream_that_stalled_goes_on(serve: Callable[..., str], minilm_artifact: Path) -> None:
+    """A caller that was busy for too long between two answers still gets all, over a stream begun anew."""
+    with Client(serve(minilm_artifact, stalled_after_s=0.5), options=UNHURRIED) as client:
+        requests = [attencode.encode_request("a " * number, attention=True) for number in range(100, 108)]
+        tokens = []
+        for answer in client.encode_stream(requests):
+            assert isinstance(answer, attencode.EncodeResult), answer
+            tokens.append(answer.results[0].num_tokens)
+            time.sleep(2.0 if len(tokens) in (1, 4) else 0.0)
+        assert tokens == list(range(102, 110))
 
 
 def free_port() -> int:
