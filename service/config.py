@@ -86,7 +86,7 @@ class ServiceConfig(BaseSettings):
     max_inputs: Count = Field(1024, description="Inputs of one request")
     max_message_bytes: Count = Field(64 * 2**20, description="Largest message of an answer, in bytes")
     max_answer_bytes: Count = Field(
-        2**30, description="Largest answer on a stream, and all unsent ones of more than 1 MiB together, in bytes"
+        2**30, description="Largest answer on a stream, and memory for all unsent ones of more than 1 MiB, in bytes"
     )
     stalled_after_s: Patience = Field(
         120.0, description="When a stream ends of whose ready answers nothing is read; for each MiB of a message"

@@ -2,6 +2,7 @@
 
     AttencodeError
     ├── InvalidRequest     INVALID_ARGUMENT     the request must change; the message says how
+    │   └── AnswerTooLarge                      for its way, and whether a stream takes it
     ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
     │   └── Stalled                             nobody reads a stream's answers; it may be begun anew
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
@@ -43,6 +44,15 @@ class InvalidRequest(AttencodeError):
     """Report a request that cannot be answered as it is."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class AnswerTooLarge(InvalidRequest):
+    """Report an answer that is too large for the way that it would go."""
+
+    def __init__(self, message: str, *, fits_stream: bool) -> None:
+        """Keep whether EncodeStream would take it."""
+        super().__init__(message)
+        self.fits_stream = fits_stream
 
 
 class QueueFull(AttencodeError):

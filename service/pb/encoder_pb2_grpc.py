@@ -60,7 +60,8 @@ class EncoderServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Encode(self, request, context):
-        """Encodes one request of one or many inputs.
+        """Encodes one request of one or many inputs. An answer of more than max_message_bytes is INVALID_ARGUMENT, with the
+        trailing metadata "attencode-fits-stream: 1" where EncodeStream takes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
