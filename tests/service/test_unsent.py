@@ -121,7 +121,7 @@ def test_a_stream_that_stalled_goes_on(serve: Callable[..., str], minilm_artifac
 
 
 def test_large_unary_answers_are_bounded_together(spawn: Callable[..., Any], minilm_artifact: Path) -> None:
-    """Many at once, unread, take no more memory than is allowed; all are answered once each is read, small ones soon."""
+    """Many at once, unread, take no more memory than is allowed; small ones go on, all are answered once read."""
     budget = 400_000_000
     server = spawn(minilm_artifact, "--provider", "cpu", "--max-answer-bytes", str(budget))
     message = item(0, LONGER).request
