@@ -261,6 +261,8 @@ class EncoderServicer:
                     except TimeoutError:
                         share.keep(len(message))
                         return share
+                    except grpc.aio.InternalError as error:  # gRPC's word for a deadline that passed under a write
+                        raise asyncio.CancelledError from error
                     share.give_back(len(message))
                 share.give_back()
                 shares.discard(share)
