@@ -19,6 +19,7 @@ from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
 from service.errors import (
+    AnswerTooLarge,
     AttencodeError,
     DeadlineExceeded,
     InternalFault,
@@ -104,9 +105,17 @@ class Client:
         self._wait_for_ready = wait_for_ready
 
     def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
-        """Encode inputs in one request; the options are those of `encode_request`."""
-        message = codec.encode_encode_request(encode_request(inputs, **options))
-        return codec.decode_encode_response(self._call(self._stub.Encode, message))
+        """Encode inputs in one request; the options are those of `encode_request`.
+
+        An answer that is too large for one message is asked for again over a stream, where the server takes it there.
+        """
+        request, left_s = encode_request(inputs, **options), _left(self._timeout_s)
+        try:
+            message = codec.encode_encode_request(request)
+            return codec.decode_encode_response(self._call(self._stub.Encode, message))
+        except AnswerTooLarge:
+            (answer,) = self._streamed([request], left_s())
+            return _raised(answer)
 
     def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
@@ -119,8 +128,9 @@ class Client:
     def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order.
 
-        The whole stream has no deadline. Leaving the loop early ends it. One that the server leaves (UNAVAILABLE) is
-        begun anew, a few times in a row, with what is unanswered. Answers may be larger than `encode`'s.
+        The whole stream has no deadline. Leaving the loop early ends it. One that the server leaves (UNAVAILABLE), or
+        ends because the loop stood still for too long, is begun anew, a few times in a row, with what is unanswered.
+        Answers may be larger than `encode`'s.
         """
         return self._streamed(requests, None)
 
@@ -209,9 +219,14 @@ class AsyncClient:
         self._wait_for_ready = wait_for_ready
 
     async def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
-        """Encode inputs in one request; the options are those of `encode_request`."""
-        message = codec.encode_encode_request(encode_request(inputs, **options))
-        return codec.decode_encode_response(await self._call(self._stub.Encode, message))
+        """Encode inputs in one request, as `Client.encode` does."""
+        request, left_s = encode_request(inputs, **options), _left(self._timeout_s)
+        try:
+            message = codec.encode_encode_request(request)
+            return codec.decode_encode_response(await self._call(self._stub.Encode, message))
+        except AnswerTooLarge:
+            (answer,) = [answer async for answer in self._streamed([request], left_s())]
+            return _raised(answer)
 
     async def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
@@ -324,12 +339,18 @@ def _stream_answer(
     return items.answer(_typed_error(code, failure.message, failure.retry_delay_seconds))
 
 
-def _attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> Attended:
+def _raised(answer: EncodeResult | AttencodeError) -> EncodeResult:
+    """Give an answer, or raise the error that it is."""
     if isinstance(answer, AttencodeError):
         raise answer
+    return answer
+
+
+def _attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> Attended:
+    result = _raised(answer)
     (asked,) = request.inputs
     texts = [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []
-    return Attended(answer.results[0], request.outputs.attention, texts)
+    return Attended(result.results[0], request.outputs.attention, texts)
 
 
 def _error(error: grpc.RpcError) -> AttencodeError:
@@ -337,7 +358,9 @@ def _error(error: grpc.RpcError) -> AttencodeError:
     code, message = error.code(), error.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():
         message = f"no server answers: {message}"
-    return _typed_error(code, message, _retry_delay_s(error))
+    if code == grpc.StatusCode.INVALID_ARGUMENT and _trailing(error, "attencode-fits-stream"):
+        return AnswerTooLarge(message, fits_stream=True)
+    return _typed_error(code, message, float(_trailing(error, "attencode-retry-delay-seconds") or 0.0))
 
 
 def _typed_error(code: grpc.StatusCode, message: str, retry_delay_s: float) -> AttencodeError:
@@ -357,9 +380,6 @@ def _reached(error: grpc.RpcError) -> bool:
     return not ("failed to connect" in message or "resolution failed" in message)
 
 
-def _retry_delay_s(error: grpc.RpcError) -> float:
-    """Read the seconds of `attencode-retry-delay`, which accompanies a full queue; 0 where there is none."""
-    for key, value in error.trailing_metadata() or ():
-        if key == "attencode-retry-delay-seconds":
-            return float(value)
-    return 0.0
+def _trailing(error: grpc.RpcError, name: str) -> str:
+    """Read what accompanies a status under a name; empty where there is none."""
+    return next((str(value) for key, value in error.trailing_metadata() or () if key == name), "")

@@ -26,6 +26,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Threads = Annotated[int, Field(ge=1, le=512)]
 Duration = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Patience = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 AutoCount = Count | Literal["auto"]
 Cores = Annotated[float, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0, le=64)]
@@ -85,7 +86,10 @@ class ServiceConfig(BaseSettings):
     max_inputs: Count = Field(1024, description="Inputs of one request")
     max_message_bytes: Count = Field(64 * 2**20, description="Largest message of an answer, in bytes")
     max_answer_bytes: Count = Field(
-        2**30, description="Largest answer on a stream, and all unsent ones of more than 1 MiB together, in bytes"
+        2**30, description="Largest answer on a stream, and memory for all unsent ones of more than 1 MiB, in bytes"
+    )
+    stalled_after_s: Patience = Field(
+        120.0, description="When a stream ends of whose ready answers nothing is read; for each MiB of a message"
     )
     max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")

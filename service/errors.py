@@ -2,7 +2,9 @@
 
     AttencodeError
     ├── InvalidRequest     INVALID_ARGUMENT     the request must change; the message says how
+    │   └── AnswerTooLarge                      for its way, and whether a stream takes it
     ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
+    │   └── Stalled                             nobody reads a stream's answers; it may be begun anew
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
     ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
     │   ├── Outdated                            the model was replaced; the servicer begins anew
@@ -44,6 +46,15 @@ class InvalidRequest(AttencodeError):
     status = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class AnswerTooLarge(InvalidRequest):
+    """Report an answer that is too large for the way that it would go."""
+
+    def __init__(self, message: str, *, fits_stream: bool) -> None:
+        """Keep whether EncodeStream would take it."""
+        super().__init__(message)
+        self.fits_stream = fits_stream
+
+
 class QueueFull(AttencodeError):
     """Report that no more work is taken in at the moment."""
 
@@ -53,6 +64,18 @@ class QueueFull(AttencodeError):
         """Keep the time, in seconds, after which trying again may succeed."""
         super().__init__(message)
         self.retry_delay_s = retry_delay_s
+
+
+class Stalled(QueueFull):
+    """Report that a stream ends because its reader does not read."""
+
+    def __init__(self, stalled_s: float) -> None:
+        """Write the message for a reader that has taken nothing for so many seconds."""
+        super().__init__(
+            f"nothing of this stream's answers was read for {stalled_s:g} s; read them as they come, "
+            "and begin a new stream with what is unanswered",
+            retry_delay_s=0.1,
+        )
 
 
 class DeadlineExceeded(AttencodeError):

@@ -26,6 +26,7 @@ INPUTS = Counter("attencode_inputs_total", "Inputs that were turned into tokens.
 TOKENS = Counter("attencode_tokens_total", "Tokens of those inputs, special ones included.", _MODEL)
 TRUNCATED = Counter("attencode_truncated_inputs_total", "Inputs that lost tokens to truncation.", _MODEL)
 REFUSED = Counter("attencode_refused_requests_total", "Requests that were not taken in, by reason.", ("reason",))
+STALLED = Counter("attencode_stalled_streams_total", "Streams that were ended because nobody read their answers.")
 TOKENIZE_SECONDS = Histogram(
     "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
 )
@@ -83,6 +84,11 @@ def record_tokenized(model: str, inputs: int, tokens: int, truncated: int, secon
 def record_refused(reason: str) -> None:
     """Count a request that was not taken in."""
     _of(REFUSED, reason).inc()
+
+
+def record_stalled() -> None:
+    """Count a stream that is ended because nobody reads it."""
+    STALLED.inc()
 
 
 def record_queue(model: str, inputs: int, tokens: int) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from service.artifact import Artifact
 from service.attention import Attention, QueryKeyVectors
 from service.batching import HIDDEN_STATES
-from service.errors import InvalidRequest
+from service.errors import AnswerTooLarge, InvalidRequest
 from service.reduce import ITEM_BYTES, Look, look_at
 from service.request import DataType, InputResult, Outputs, Pooled
 from service.tokenization import Sequence
@@ -188,7 +188,7 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
     )
 
 
-def check_answer_size(selection: Selection, size: int, inputs: int, most: int, most_streamed: int = 0) -> None:
+def check_answer_size(selection: Selection, size: int, inputs: int, most: int, most_streamed: int) -> None:
     """Refuse, before anything is computed, an answer that is larger than the way that it would go allows.
 
     Args:
@@ -196,10 +196,10 @@ def check_answer_size(selection: Selection, size: int, inputs: int, most: int, m
         size: Bytes of the answer's tensors.
         inputs: How many inputs the request has.
         most: Largest answer of its kind in bytes.
-        most_streamed: Largest answer on a stream, where that is another way; 0 where it is none.
+        most_streamed: Largest answer on a stream.
 
     Raises:
-        InvalidRequest: It would be larger; the message names the options that make it fit.
+        AnswerTooLarge: It would be larger; the message names the options that make it fit.
     """
     if size <= most:
         return
@@ -220,9 +220,11 @@ def check_answer_size(selection: Selection, size: int, inputs: int, most: int, m
         advice.append("data_type float16")
     if selection.by_token:
         advice.append("shorter inputs")
-    raise InvalidRequest(
+    fits_stream = size <= most_streamed
+    raise AnswerTooLarge(
         f"the answer would hold {size:,} bytes of tensors, more than this server's {most:,}; "
-        f"ask for {' or '.join(advice)}{', or use EncodeStream' if size <= most_streamed else ''}"
+        f"ask for {' or '.join(advice)}{', or use EncodeStream' if fits_stream else ''}",
+        fits_stream=fits_stream,
     )
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 from service import codec
-from service.errors import AttencodeError, InternalFault, Unavailable
+from service.errors import AttencodeError, InternalFault, QueueFull, Unavailable
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeRequest, EncodeResult
 
@@ -89,7 +89,7 @@ class Resumption:
             AttencodeError: The error itself: another stream would not help, so many did not, or there never was a
                 server.
         """
-        if not isinstance(error, Unavailable) or self._failures >= _MOST_IN_A_ROW:
+        if not isinstance(error, (Unavailable, QueueFull)) or self._failures >= _MOST_IN_A_ROW:
             raise error
         if not (reached or self._failures or self._answered):
             raise error

@@ -44,7 +44,11 @@ class Server:
         self._backend = backend
         self._models = Models(backend.names)
         limits = RequestLimits(
-            config.max_inputs, config.max_message_bytes, config.max_answer_bytes, config.max_stream_requests
+            config.max_inputs,
+            config.max_message_bytes,
+            config.max_answer_bytes,
+            config.max_stream_requests,
+            config.stalled_after_s,
         )
         self._servicer = EncoderServicer(self._models, limits)
         self._health = health.aio.HealthServicer()

@@ -4,10 +4,11 @@ Messages come in and go out as bytes: what cannot be parsed is the caller's faul
 May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, request, errors, grpc.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -21,11 +22,13 @@ from google.rpc.status_pb2 import Status
 from service import codec, metrics
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
+    AnswerTooLarge,
     AttencodeError,
     InternalFault,
     InvalidRequest,
     Outdated,
     QueueFull,
+    Stalled,
     Unavailable,
     caller_message,
 )
@@ -43,6 +46,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
 # longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
 _INLINE_TEXT_BYTES = 16_384
 _INLINE_ANSWER_BYTES = 1_000_000
+# Of a unary answer's tensors at most at one time: as arrays, as a message, and as its bytes; once it is sent, as these
+# bytes and as gRPC's own.
+_UNARY_COPIES = 3
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Answer = TypeVar("Answer")
@@ -55,24 +61,37 @@ class RequestLimits:
     Attributes:
         max_inputs: Inputs.
         max_message_bytes: Bytes of an answer's tensors; on a stream, of any one message.
-        max_answer_bytes: Bytes of a stream's answer, of all unsent large ones, and of all unsent small ones.
+        max_answer_bytes: Bytes of a stream's answer, of all unsent large answers, and of all unsent small ones.
         max_stream_requests: Unanswered requests of one stream.
+        stalled_after_s: How long each MiB of a stream's message may wait to be read.
     """
 
     max_inputs: int
     max_message_bytes: int
     max_answer_bytes: int
     max_stream_requests: int
+    stalled_after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request with its times, on the clock of `time.monotonic`, and the address that it came from."""
+    """One request on its way.
+
+    Attributes:
+        request: What is asked.
+        origin: The address that it came from.
+        deadline_s: On the clock of `time.monotonic`; None for none.
+        started: On the same clock.
+        share: Holds it back, in its turn, while too many bytes of other answers are unsent.
+        most_bytes: Of its answer's tensors.
+    """
 
     request: EncodeRequest
     origin: str
     deadline_s: float | None
     started: float
+    share: Share
+    most_bytes: int
 
 
 class EncoderServicer:
@@ -112,55 +131,53 @@ class EncoderServicer:
     async def _encode(self, data: bytes, context: Context) -> bytes:
         started = time.monotonic()
         message = codec.parse(pb.EncodeRequest, data)
-        return await self._encode_message(
-            message, context, started, lambda result: self._serialize(codec.encode_encode_result(result))
-        )
+        most = self._limits.max_message_bytes
+        share = Share(ByteBudget(most), self._unsent, copies=_UNARY_COPIES)
+        context.add_done_callback(lambda _context: share.give_back())  # sent, or the caller is gone
+
+        def finish(result: EncodeResult) -> bytes:
+            return self._serialize(codec.encode_encode_result(result), fits_stream=True)
+
+        return await self._encode_message(message, context, finish, started=started, share=share, most_bytes=most)
 
     async def _encode_message(
         self,
         message: pb.EncodeRequest,
         context: Context,
-        started: float,
         finish: Callable[[EncodeResult], Answer],
-        share: Share | None = None,
+        *,
+        started: float,
+        share: Share,
+        most_bytes: int,
     ) -> Answer:
-        """Answer one parsed request; `finish` turns the result into what is sent.
-
-        A stream's item has a `share`, which holds it back, in its turn, while too many bytes of earlier answers
-        are still unsent.
-        """
+        """Answer one parsed request; `finish` turns the result into what is sent."""
         request = codec.decode_encode_request(message)
-        call = _Call(request, context.peer(), _deadline_s(context), started)
+        call = _Call(request, context.peer(), _deadline_s(context), started, share, most_bytes)
         while True:
             served = self._find(call.request)
             try:
-                return await self._encode_with(served, call, finish, share)
+                return await self._encode_with(served, call, finish)
             except Outdated:
-                if share is not None:
-                    share.begin_anew()
+                share.begin_anew()
 
     async def _encode_with(
         self,
         served: ServedModel,
         call: _Call,
         finish: Callable[[EncodeResult], Answer],
-        share: Share | None,
     ) -> Answer:
         """Answer a request by one version of its model from beginning to end."""
-        request, limits = call.request, self._limits
+        request = call.request
         selection = served.select(request.outputs)
         if selection.runs:
             served.engine.check_room(len(request.inputs), call.deadline_s, call.origin)  # before work is put into it
-        async with share.turn() if share is not None else nullcontext():
+        async with call.share.turn():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
             looks = selection.looks(sequences)
-            size, inputs = selection.answer_bytes(lengths, looks), len(lengths)
-            if share is None:
-                check_answer_size(selection, size, inputs, limits.max_message_bytes, limits.max_answer_bytes)
-            else:
-                check_answer_size(selection, size, inputs, limits.max_answer_bytes)
-                await share.take(size)
+            size = selection.answer_bytes(lengths, looks)
+            check_answer_size(selection, size, len(lengths), call.most_bytes, self._limits.max_answer_bytes)
+            await call.share.take(size)
         if selection.runs:
             encoded = await served.engine.submit(
                 sequences, selection.graph_outputs, call.deadline_s, origin=call.origin, looks=looks
@@ -196,7 +213,8 @@ class EncoderServicer:
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer a stream's items in order; an item's error is its own answer.
 
-        Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's.
+        Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's. Where nobody
+        reads, all but the message that gRPC has already is let go of; the status comes behind that one.
         """
         budget = ByteBudget(self._limits.max_message_bytes)
         shares: set[Share] = set()
@@ -208,25 +226,56 @@ class EncoderServicer:
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
         try:
-            async with aclosing(in_order(requests, answer, most=most, stopping=stopping)) as answers:
-                async for share, item in answers:
-                    for message in item.messages():
-                        await context.write(message)
-                        share.give_back(len(message))
+            stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
+            if stuck is not None:
+                for share in shares - {stuck}:
                     share.give_back()
-                    shares.discard(share)
+                metrics.record_stalled()
+                await _abort(context, Stalled(self._limits.stalled_after_s))
         finally:
             for share in shares:
                 share.give_back()
         if stopping.is_set():
             await _abort(context, Unavailable("the server is draining; try another one, or try again"))
 
+    async def _send(
+        self, answers: AsyncGenerator[tuple[Share, StreamAnswer]], context: Context, shares: set[Share]
+    ) -> Share | None:
+        """Send a stream's answers, and take those that are sent out of the shares.
+
+        Returns:
+            The share of an answer that nobody reads, which then holds one message alone; None if all were read.
+        """
+        begun = False
+        async with aclosing(answers):
+            async for share, item in answers:
+                if not begun:  # within the first message it would keep a status from following that one
+                    await context.send_initial_metadata(())
+                    begun = True
+                for message in item.messages():
+                    patience_s = self._limits.stalled_after_s * max(1.0, len(message) / CHUNK_BYTES)
+                    try:
+                        async with asyncio.timeout(patience_s):
+                            await context.write(message)
+                    except TimeoutError:
+                        share.keep(len(message))
+                        return share
+                    except grpc.aio.InternalError as error:  # gRPC's word for a deadline that passed under a write
+                        raise asyncio.CancelledError from error
+                    share.give_back(len(message))
+                share.give_back()
+                shares.discard(share)
+        return None
+
     async def _stream_item(self, data: bytes, context: Context, share: Share) -> StreamAnswer:
         """Answer one item of a stream."""
         number = 0
 
         def finish(result: EncodeResult) -> StreamAnswer:
-            answer = cut(number, result, self._limits.max_message_bytes)
+            most = self._limits.max_message_bytes
+            answer = cut(number, result, most)
+            if len(answer.head) > most:  # by what it says of the tokens
+                answer = cut(number, result, 0)
             self._check_size(len(answer.head))
             return answer
 
@@ -234,24 +283,29 @@ class EncoderServicer:
             started = time.monotonic()
             message = codec.parse(pb.EncodeStreamRequest, data)
             number = message.id
-            work = self._encode_message(message.request, context, started, finish, share)
+            most_bytes = self._limits.max_answer_bytes
+            work = self._encode_message(
+                message.request, context, finish, started=started, share=share, most_bytes=most_bytes
+            )
             return await _counted("EncodeStream", work)
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
             return StreamAnswer(number, told.SerializeToString())
 
-    def _check_size(self, size: int) -> None:
+    def _check_size(self, size: int, *, fits_stream: bool = False) -> None:
         """Refuse what is larger than a message may be, descriptions of tokens included."""
         most = self._limits.max_message_bytes
         if size > most:
-            raise InvalidRequest(
+            way = ", or use EncodeStream" if fits_stream else ""
+            raise AnswerTooLarge(
                 f"the answer would hold {size:,} bytes, more than this server's {most:,}; "
-                "send fewer or shorter inputs, or ask for fewer outputs"
+                f"send fewer or shorter inputs, or ask for fewer outputs{way}",
+                fits_stream=fits_stream,
             )
 
-    def _serialize(self, message: Message) -> bytes:
-        self._check_size(message.ByteSize())
+    def _serialize(self, message: Message, *, fits_stream: bool = False) -> bytes:
+        self._check_size(message.ByteSize(), fits_stream=fits_stream)
         return message.SerializeToString()
 
     def _find(self, request: TokenizeRequest) -> ServedModel:
@@ -313,6 +367,8 @@ async def _abort(context: Context, error: AttencodeError) -> None:
             ("grpc-status-details-bin", status.SerializeToString()),
             ("attencode-retry-delay-seconds", f"{error.retry_delay_s:.3f}"),  # the same for plain eyes
         )
+    elif isinstance(error, AnswerTooLarge) and error.fits_stream:
+        trailing = (("attencode-fits-stream", "1"),)
     await context.abort(error.status, caller_message(error), trailing)
 
 

@@ -73,7 +73,7 @@ class ByteBudget:
 
 
 class ServerBudget:
-    """Bytes of unsent answers that the streams of a server may hold together.
+    """Bytes of unsent answers that a server may hold together.
 
     Small answers have as much for themselves, so that who asks for vectors never waits for a reader of attention.
     """
@@ -102,14 +102,15 @@ class ServerBudget:
 
 
 class Share:
-    """The bytes of one item's answer: counted, until they are sent, for its stream and for the server.
+    """The bytes of one answer: counted, until they are sent, for its stream and for the server.
 
     Items enter in their order, and who has entered waits for bytes before the next one does. Since answers leave
     in the same order, whoever holds bytes can always send them, and waiting for some never blocks for good.
     """
 
-    def __init__(self, stream: ByteBudget, server: ServerBudget) -> None:
-        """Hold nothing yet."""
+    def __init__(self, stream: ByteBudget, server: ServerBudget, *, copies: int = 1) -> None:
+        """Hold nothing yet; each byte of the answer counts as many times as there are `copies` of it."""
+        self._copies = copies
         self._stream = stream
         self._server = server
         self._budgets: tuple[ByteBudget, ...] = ()
@@ -137,7 +138,7 @@ class Share:
         """
         if self._budgets:
             return
-        server = self._server.of(amount)
+        server, amount = self._server.of(amount), amount * self._copies
         if self._anew:
             self._stream.hold(amount)
             server.hold(amount)
@@ -151,7 +152,7 @@ class Share:
         except TimeoutError as error:
             self.give_back()
             raise QueueFull(
-                f"{server.held:,} bytes of answers are unsent, and their readers have read nothing for "
+                f"{server.held:,} bytes are held for unsent answers, and their readers have read nothing for "
                 f"{self._server.patience_s:.0f} s; try again later, or ask for less at once",
                 retry_delay_s=self._server.patience_s / 2,
             ) from error
@@ -163,6 +164,10 @@ class Share:
         self._held -= released
         for budget in self._budgets:
             budget.give_back(released)
+
+    def keep(self, amount: int) -> None:
+        """Release all but so many bytes."""
+        self.give_back(max(0, self._held - amount))
 
 
 async def in_order(

@@ -60,7 +60,8 @@ class EncoderServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Encode(self, request, context):
-        """Encodes one request of one or many inputs.
+        """Encodes one request of one or many inputs. An answer of more than max_message_bytes is INVALID_ARGUMENT, with the
+        trailing metadata "attencode-fits-stream: 1" where EncodeStream takes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,7 +70,9 @@ class EncoderServicer(object):
     def EncodeStream(self, request_iterator, context):
         """Encodes many requests on one stream, many of them in flight. Answers come in the requests' order.
         An item that fails is answered by its error and does not end the stream, unless it exceeds the server's
-        limit on request bytes. Requests are held back while too many bytes of answers are unread.
+        limit on request bytes. Requests are held back while too many bytes of answers are unread. A stream of whose
+        ready answers nothing is read for two minutes (--stalled-after-s) is ended by RESOURCE_EXHAUSTED, which comes
+        behind the message that is under way; what is unanswered may be asked again on a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

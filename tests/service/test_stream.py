@@ -117,7 +117,7 @@ def test_nobody_waits_for_ever_for_a_reader() -> None:
         unread = Share(ByteBudget(1000), server)
         await enter(unread, 80)
         for _ in range(3):
-            with pytest.raises(QueueFull, match="80 bytes of answers are unsent") as caught:
+            with pytest.raises(QueueFull, match="80 bytes are held for unsent answers") as caught:
                 await enter(Share(stream, server), 30)
             assert caught.value.retry_delay_s > 0
             assert (stream.held, server.held) == (0, 80)

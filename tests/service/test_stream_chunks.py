@@ -9,18 +9,14 @@ from typing import Any
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 
 import attencode
 from attencode import Client
 from service.chunks import CHUNK_BYTES
 from service.pb import encoder_pb2 as pb
+from tests.service.streams import LONG, LONGER, item, open_stream
 
-STREAM = "/attencode.v1.Encoder/EncodeStream"
-LONG = "time flies like an arrow and fruit flies like a banana " * 12  # 134 tokens, 5.2 MB of attention
-LONGER = LONG * 2  # 256 tokens, 18.9 MB
-UNHURRIED = [("grpc.http2.bdp_probe", 0)]  # gRPC itself reads no further ahead than 64 KiB
 SELECTIONS: list[dict[str, Any]] = [
     {"attention": True},
     {"attention": True, "data_type": "float16"},
@@ -30,12 +26,6 @@ SELECTIONS: list[dict[str, Any]] = [
     {"hidden_states": [-1, 0], "data_type": "float16"},
     {"token_embeddings": True},
 ]
-
-
-@pytest.fixture(scope="module")
-def narrow(serve: Callable[..., str], minilm_artifact: Path) -> str:
-    """Give a server that has room for one large answer and a half."""
-    return serve(minilm_artifact, max_message_bytes=2**22, max_answer_bytes=28_000_000)
 
 
 @pytest.mark.parametrize("options", SELECTIONS, ids=str)
@@ -65,21 +55,6 @@ def test_pooled_vectors_in_chunks(minilm_client: Client) -> None:
     np.testing.assert_allclose(streamed.pooled, minilm_client.encode(texts).pooled, atol=1e-5)
 
 
-def item(number: int, text: str, *, attention: bool = True) -> pb.EncodeStreamRequest:
-    request = pb.EncodeRequest(inputs=[pb.Input(text=text)], attention=pb.AttentionOptions() if attention else None)
-    return pb.EncodeStreamRequest(id=number, request=request)
-
-
-def open_stream(client: Client, *items: pb.EncodeStreamRequest, timeout_s: float = 60.0) -> Any:
-    """Begin a stream that is read by hand."""
-    call = client._channel.stream_stream(
-        STREAM,
-        request_serializer=pb.EncodeStreamRequest.SerializeToString,
-        response_deserializer=pb.EncodeStreamResponse.FromString,
-    )
-    return call(iter(items), timeout=timeout_s)
-
-
 def test_nothing_comes_between_chunks(minilm_client: Client) -> None:
     """Small items before, between and after large ones keep their places, and no chunk is larger than 1 MiB."""
     items = [item(number, LONG if number % 3 == 1 else "small", attention=number % 3 == 1) for number in range(30)]
@@ -92,12 +67,19 @@ def test_nothing_comes_between_chunks(minilm_client: Client) -> None:
     assert max(message.ByteSize() for message in received) < CHUNK_BYTES + 100
 
 
-def test_too_large_for_encode_and_for_a_stream(serve: Callable[..., str], minilm_artifact: Path) -> None:
+@pytest.fixture(scope="module")
+def small(serve: Callable[..., str], minilm_artifact: Path) -> str:
+    """Give a server of small messages, and of streams' answers that are not much larger."""
+    return serve(minilm_artifact, max_message_bytes=2**20, max_answer_bytes=6_000_000)
+
+
+def test_too_large_for_encode_and_for_a_stream(small: str) -> None:
     """Encode says that EncodeStream takes more; a stream says what would fit, and goes on."""
-    with Client(serve(minilm_artifact, max_message_bytes=2**20, max_answer_bytes=6_000_000)) as client:
+    with Client(small) as client:
         assert client.get_model().max_answer_bytes == 6_000_000
-        with pytest.raises(attencode.InvalidRequest, match=r"more than .* 1,048,576; .*, or use EncodeStream"):
-            client.encode(LONG, attention=True)
+        with pytest.raises(grpc.RpcError, match=r"more than .* 1,048,576; .*, or use EncodeStream") as caught:
+            client._stub.Encode(item(0, LONG).request)
+        assert ("attencode-fits-stream", "1") in caught.value.trailing_metadata()  # type: ignore[attr-defined]
         with pytest.raises(attencode.InvalidRequest, match=r"more than .* 1,048,576; .*or shorter inputs$"):
             client.encode(LONGER, attention=True)
         assert client.attend(LONG).attention is not None
@@ -113,64 +95,29 @@ def test_too_large_for_encode_and_for_a_stream(serve: Callable[..., str], minilm
         assert isinstance(answer, attencode.EncodeResult), "small tensors above the limit on messages, together"
 
 
-def test_large_answers_wait_for_each_other(narrow: str) -> None:
-    """While an unread answer fills the server's room, another stream's waits, small ones do not."""
-    with Client(narrow, options=UNHURRIED) as slow, Client(narrow) as other:
-        unread = open_stream(slow, item(0, LONGER))
-        assert next(unread).WhichOneof("outcome") == "response"
-        waiting = open_stream(other, item(0, LONGER), timeout_s=2.0)
-        with pytest.raises(grpc.RpcError) as caught:
-            next(waiting)
-        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
-        assert len(list(other.encode_stream([attencode.encode_request("small", attention=True)] * 20))) == 20
-        waiting = open_stream(other, item(0, LONGER))
-        assert sum(len(message.chunk.data) for message in unread) > 18_000_000
-        assert sum(len(message.chunk.data) for message in waiting) > 18_000_000
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_encode_takes_the_stream_by_itself(small: str, minilm_client: Client, kind: str) -> None:
+    """What does not fit a message comes over a stream: by its tensors, or by what is said of its tokens."""
 
+    def encode(inputs: list[str], **options: Any) -> attencode.EncodeResult:
+        async def ask() -> attencode.EncodeResult:
+            async with attencode.AsyncClient(small, timeout_s=10) as client:
+                return await client.encode(iter(inputs), **options)
 
-def test_left_streams_give_their_room_back(narrow: str) -> None:
-    """A stream that is cancelled, or whose deadline passes, frees what it held, in part sent or not at all."""
-    with Client(narrow, options=UNHURRIED) as slow, Client(narrow, timeout_s=20) as other:
-        for number in range(4):
-            unread = open_stream(slow, *(item(place, LONGER) for place in range(4)), timeout_s=60 if number % 2 else 2)
-            next(unread)
-            if number % 2:
-                unread.cancel()
-            else:
-                time.sleep(2.5)
-                with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
-                    list(unread)
-            assert other.attend(LONGER).attention is not None
+        if kind == "async":
+            return asyncio.run(ask())
+        with Client(small, timeout_s=10) as client:
+            return client.encode(iter(inputs), **options)
 
-
-def private_bytes(pid: int) -> int:
-    """Give the resident memory that is a process's own, without pages of Ray's object store."""
-    info = psutil.Process(pid).memory_info()
-    return int(info.rss - info.shared)
-
-
-def test_a_slow_reader_of_one_large_answer(spawn: Callable[..., Any], minilm_artifact: Path) -> None:
-    """It costs its answers' bytes, others go on, and its deadline ends it and frees them."""
-    server = spawn(minilm_artifact, "--provider", "cpu", "--max-message-bytes", str(2**23))
-    inputs = [LONGER] * 4  # 75 MB
-    with Client(server.address) as client, Client(server.address) as slow:
-        list(client.encode_stream([attencode.encode_request(inputs, attention=True)] * 3))
-        before = private_bytes(server.process.pid)
-        request = attencode.encode_request(inputs, attention=True)
-        answers = slow._streamed(iter([request] * 20), 4.0)
-        next(answers)
-        most = 0
-        for _ in range(35):
-            time.sleep(0.1)
-            client.encode("hello")
-            most = max(most, private_bytes(server.process.pid))
-        assert most - before < 3 * 76_000_000
-        with pytest.raises(attencode.DeadlineExceeded):
-            list(answers)
-        end_s = time.monotonic() + 10
-        while private_bytes(server.process.pid) - before > 60_000_000 and time.monotonic() < end_s:
-            time.sleep(0.1)
-        assert private_bytes(server.process.pid) - before <= 60_000_000
+    large = encode([LONG, "a"], attention=True)
+    for got, expected in zip(large.results, minilm_client.encode([LONG, "a"], attention=True).results, strict=True):
+        np.testing.assert_allclose(got.attention, expected.attention, atol=1e-5)
+    texts = ["a time flies"] * 136  # 1,044,480 bytes of tensors, just below the limit
+    assert len(encode(texts, token_embeddings=True).results) == len(texts)
+    with pytest.raises(attencode.InvalidRequest, match=r"or shorter inputs$"):
+        encode([LONGER], attention=True)
+    with pytest.raises(attencode.InvalidRequest, match="at least one"):
+        encode([])
 
 
 def free_port() -> int:
