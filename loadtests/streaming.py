@@ -13,7 +13,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from statistics import median
 from typing import Self
 
@@ -69,9 +69,10 @@ def plain_server() -> Iterator[int]:
 class Watch:
     """Reads a process's resident memory while it is entered."""
 
-    def __init__(self, pid: int) -> None:
-        """Store the process."""
+    def __init__(self, pid: int, every_s: float = 0.005) -> None:
+        """Store the process, and the seconds between two readings."""
         self._process = psutil.Process(pid)
+        self._every_s = every_s
         self._done = threading.Event()
         self.before = self.peak = 0
 
@@ -88,8 +89,9 @@ class Watch:
         self._thread.join()
 
     def _read(self) -> None:
-        while not self._done.wait(0.005):
-            self.peak = max(self.peak, self._process.memory_info().rss)
+        with suppress(psutil.NoSuchProcess):  # it may end first
+            while not self._done.wait(self._every_s):
+                self.peak = max(self.peak, self._process.memory_info().rss)
 
 
 def timed(messages: Iterator[bytes]) -> tuple[int, float]:

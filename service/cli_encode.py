@@ -132,7 +132,7 @@ def _progress(count: Callable[[], int | None]) -> Iterator[tuple[Callable[[int],
                 bar.update(rows)
             else:  # what an earlier run did is no part of the speed
                 begun = True
-                bar.total, bar.initial, bar.n = count(), rows, rows
+                bar.total, bar.initial, bar.n, bar.last_print_n = count(), rows, rows, rows
                 bar.unpause()
 
         yield advance, lambda line: bar.write(f"attencode: {line}", file=sys.stderr)

@@ -14,6 +14,7 @@ import pytest
 
 import attencode
 from attencode import Client, InvalidRequest
+from service.codec import encode_encode_request
 from service.pb import encoder_pb2 as pb
 
 ENCODE = "/attencode.v1.Encoder/Encode"
@@ -106,8 +107,11 @@ def test_refused_by_the_client(tiny: Client, inputs: Any, options: dict[str, Any
 def test_an_answer_too_large_says_what_fits(tiny: Client) -> None:
     """An answer above the message limit is refused before it is computed, with options that fit."""
     texts = ["a " * 38] * 40
-    with others(tiny), pytest.raises(InvalidRequest, match=r"1,536,000 bytes of tensors, more than .* 1,048,576"):
-        tiny.encode(texts, attention=True)
+    message = encode_encode_request(attencode.encode_request(texts, attention=True))
+    limit = r"1,536,000 bytes of tensors, more than .* 1,048,576"
+    with others(tiny), pytest.raises(grpc.RpcError, match=limit) as caught:
+        tiny._stub.Encode(message)  # the client itself would go on to a stream
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert tiny.encode(texts, attention=True, data_type="float16").results[0].attention is not None
     assert tiny.encode(texts, attention=[0]).results[0].attention is not None
 
