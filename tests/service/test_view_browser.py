@@ -18,7 +18,7 @@ PAIR = ('a dog </script><b> "it\'s" \N{GRINNING FACE}', "two cats")
 pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="needs chromium"),
     pytest.mark.skipif(not (SCRIPTS / "d3.min.js").exists(), reason="needs tests/.browser; run `make browser`"),
-    pytest.mark.skipif(not importlib.util.find_spec("playwright"), reason="needs playwright; run `make browser`"),
+    pytest.mark.skipif(not importlib.util.find_spec("playwright"), reason="needs playwright; run `make install`"),
     pytest.mark.skipif(not importlib.util.find_spec("bertviz"), reason="needs bertviz; install attencode[viz]"),
 ]
 
