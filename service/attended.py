@@ -146,8 +146,17 @@ class Attended:
                 place = self.place(noun, wanted)
                 names.append(f"{noun} {self._numbers(axis, weights.shape[axis])[place]}")
                 weights = weights[place : place + 1] if axis == 0 else weights[:, place : place + 1]
-        name = "rollout" if self.asked.rollout else ", ".join(names)
+        name = self._rollout_name() if self.asked.rollout else ", ".join(names)
         return Labelled(weights[0, 0], self.row_labels, self.column_labels, name)
+
+    def _rollout_name(self) -> str:
+        layers, heads = (", ".join(map(str, numbers)) for numbers in (self.asked.layers, self.asked.heads))
+        parts = [
+            f" through layers {layers}" if layers else "",
+            f", {'maximum' if self.asked.reduce_heads == 'max' else 'mean'} over heads {heads}" if heads else "",
+            ", maximum over heads" if self.asked.reduce_heads == "max" and not heads else "",
+        ]
+        return "rollout" + "".join(parts)
 
     def place(self, noun: str, wanted: int) -> int:
         """Find a layer or head in the answer.

@@ -63,7 +63,9 @@ ALLOWED = {
     "view": {"errors"},
     "attended": {"attention", "request", "errors", "view"},
     "client": {"pb", "codec", "chunks", "resumption", "attended", "attention", "plain", "request", "errors"},
-    "cli_view": {"client", "view", "errors"},
+    "cli_print": set(),
+    "cli_attend": {"attention", "client", "cli_print", "errors"},
+    "cli_view": {"attention", "client", "cli_attend", "cli_print", "view", "errors"},
 }
 PB_IMPORTERS = {"chunks", "resumption", "codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
 
