@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from service.view import LABEL, all_shortened, breadth, package
 
 _FORM = (
-    '<!DOCTYPE html>\n<html><head><meta charset="utf-8"><title>attencode: {mode} view</title></head><body>\n'
-    '<p style="font:13px sans-serif;color:#555;margin:4px 0 10px">{hint}</p>\n{body}\n</body></html>\n'
+    '<!DOCTYPE html>\n<html><head><meta charset="utf-8"><title>attencode: {mode} view</title>'
+    "<style>#vis svg{{min-width:{width}px}}</style></head><body>\n"  # what is wider than the window is scrolled to
+    '<p style="font:13px sans-serif;color:#555;margin:4px 0 10px;user-select:none">{hint}</p>\n{body}\n</body></html>\n'
 )
 _HINTS = {
     "head": "Each square is a head: click to add it or leave it out, double-click for it alone. "
@@ -42,8 +43,6 @@ _FILTERS = {
     "bb": "Second text to itself",
 }
 _DETAIL = 22  # in what a model view enlarges, which is to stay inside the page
-_LETTER = 8.5  # pixels, in the pages' letters of 15 pixels
-_SMALL_LETTER = 7.3  # of 13 pixels
 
 
 def page(
@@ -74,7 +73,7 @@ def page(
     bertviz, torch = package("bertviz"), package("torch")
     tensors = [torch.from_numpy(_rounded(values[None])) for values in weights]
     rows, columns = (all_shortened(labels, _DETAIL if mode == "model" else LABEL) for labels in (rows, columns))
-    room = max(map(breadth, rows + columns), default=0.0)
+    box = _box(mode, rows + columns)
     mark = _free_character(rows, columns)
     rows, columns = ([label.replace("<", mark) for label in labels] for labels in (rows, columns))
     tokens: dict[str, Any] = {"attention": tensors, "tokens": rows, "sentence_b_start": second_text_start or None}
@@ -88,11 +87,11 @@ def page(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves the closing of its script to the collector
         made = getattr(bertviz, f"{mode}_view")(**tokens, **options, html_action="return")
-    script = _mended(mode, made.data, room)
+    script = _mended(mode, made.data, box)
     if numbers is not None:
         script = _renumbered(script, mode, numbers, layer, head)
     # The labels lie in JSON inside a script, which a label such as </script> would end.
-    return _framed(mode, script.replace(_escaped(mark), "\\u003c"), note)
+    return _framed(mode, script.replace(_escaped(mark), "\\u003c"), note, box)
 
 
 def neuron_page(
@@ -146,6 +145,7 @@ def neuron_page(
         "head": head,
         "names": numbers or [list(range(count)) for count in weights.shape[:2]],
     }
+    box = _box("neuron", pretty)
     script = (resources.files("bertviz") / "neuron_view.js").read_text(encoding="utf-8")
     options = "".join(f'<option value="{part}">{_FILTERS[part]}</option>' for part in parts)
     filters = f'<span class="dropdown-label"> Attention: </span><select id="filter">{options}</select>'
@@ -153,43 +153,44 @@ def neuron_page(
         root=root,
         filters=filters if second_text_start else "",
         params=json.dumps(params).replace("<", "\\u003c"),
-        script=_mended("neuron", script, max(map(breadth, pretty), default=0.0)),
+        script=_mended("neuron", script, box),
     )
-    return _framed("neuron", body, note)
+    return _framed("neuron", body, note, box)
 
 
-def _framed(mode: str, body: str, note: str) -> str:
+def _framed(mode: str, body: str, note: str, box: int) -> str:
     hint = _HINTS[mode] + (f"<br>{html.escape(note)}" if note else "")
-    return _FORM.format(mode=mode, hint=hint, body=body)
+    width = {"head": 2 * box + 120, "model": 970, "neuron": 2 * box + 770}[mode]  # of all that it may draw
+    return _FORM.format(mode=mode, hint=hint, body=body, width=width)
 
 
-def _mended(mode: str, script: str, room: float) -> str:
-    """Give a script of bertviz room for labels, and mend a few things in it; what it has otherwise by now it keeps.
+def _box(mode: str, labels: list[str]) -> int:
+    """Give the width in pixels that labels need, and bertviz's own at least; in a neuron view the plus is beside it."""
+    room = max(map(breadth, labels), default=0.0)
+    letter, least, beside = {"head": (8.5, 110, 16), "model": (7.3, 80, 6), "neuron": (8.5, 120, 40)}[mode]
+    return max(least, math.ceil(room * letter) + beside)
 
-    Args:
-        mode: head, model or neuron.
-        script: It, with what is around it.
-        room: Breadth of the widest label, in letters.
-    """
-    wide = math.ceil(room * (_SMALL_LETTER if mode == "model" else _LETTER))
-    detail = max(80, wide + 6)
+
+def _mended(mode: str, script: str, box: int) -> str:
+    """Give labels room in a script of bertviz, and mend a few things in it; what it has otherwise by now it keeps."""
     changes = {
-        "head": (("const BOXWIDTH = 110;", f"const BOXWIDTH = {max(110, wide + 16)};"),),
+        "head": (("const BOXWIDTH = 110;", f"const BOXWIDTH = {box};"),),
         "model": (
-            ("const DETAIL_BOX_WIDTH = 80;", f"const DETAIL_BOX_WIDTH = {detail};"),
-            ("const DETAIL_WIDTH = 300;", f"const DETAIL_WIDTH = {140 + 2 * detail};"),
+            ("const DETAIL_BOX_WIDTH = 80;", f"const DETAIL_BOX_WIDTH = {box};"),
+            ("const DETAIL_WIDTH = 300;", f"const DETAIL_WIDTH = {140 + 2 * box};"),
             # What was enlarged is gone after a choice of text to text; the next click on it is to show it again.
             ("function render() {", "function render() {\nconfig.detail_layer = config.detail_head = null;"),
+            ("= params['total_heads']", "= Math.max(params['total_heads'], 12)"),  # few heads are not drawn larger
             ("config.layers[layer] % 10", "(config.layers[layer] + 1000) % 10"),  # negative ones have a colour too
         ),
         "neuron": (
-            ("const BOXWIDTH = TEXT_SIZE * 8;", f"const BOXWIDTH = {max(120, wide + 40)};"),  # the plus is beside it
-            (".val(i).text(i)", ".val(i).text(params.names[0][i])"),
+            ("const BOXWIDTH = TEXT_SIZE * 8;", f"const BOXWIDTH = {box};"),
             (".val(i).text(i)", ".val(i).text(params.names[1][i])"),
+            (".val(i).text(i)", ".val(i).text(params.names[0][i])"),
         ),
     }
     for old, new in changes[mode]:
-        script = script.replace(old, new, 1)
+        script = new.join(script.rsplit(old, 1))  # the last one: labels come before
     return script
 
 

@@ -126,7 +126,7 @@ def picture(weights: NDArray[np.float32], rows: list[str], columns: list[str], t
         package(f"matplotlib.{part}")
     family, drawn = _fonts()
     rows, columns = (
-        [_drawable(label, drawn, kind) for label in all_shortened(labels, LABEL)] for labels in (rows, columns)
+        all_shortened([_drawable(label, drawn, kind) for label in labels], LABEL) for labels in (rows, columns)
     )
     settings = {"font.family": family, "svg.fonttype": "none", "svg.hashsalt": "attencode"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():

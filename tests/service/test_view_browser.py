@@ -163,6 +163,7 @@ def test_layers_and_heads_have_the_models_numbers(minilm_address: str, tab: Any,
         *("Heads", "2", "7", "Layers"),
         *map(str, layers),
     ]
+    assert tab.locator("#vis svg > g > rect").first.bounding_box()["width"] < 100
     tab.locator("#vis svg > g").nth(3).locator("> rect").last.click()
     assert tab.locator("text.detail").text_content() == f"Layer {layers[1]}, Head 7"
     assert tab.locator(".detail line").first.get_attribute("stroke")
@@ -187,6 +188,11 @@ def test_long_labels_have_room(minilm_address: str, tab: Any, tmp_path: Path, mo
     assert max(box["right"] for box in left) < min(box["left"] for box in right)
     shown = tab.locator(labels).all_text_contents()
     assert any(text.startswith("xxxx") and text.endswith("\u2026") for text in shown)
+    if mode == "neuron":
+        tab.locator("#collapsed #leftText > g").nth(2).locator("rect").last.click()
+        labels = tab.locator("#expanded #rightText text")
+        right = labels.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+        assert max(box["right"] for box in right) <= tab.evaluate("document.documentElement.scrollWidth")
     if mode == "model":
         frame = tab.locator("rect.detail").evaluate("one => one.getBoundingClientRect().toJSON()")
         assert frame["left"] <= min(box["left"] for box in left)
