@@ -178,6 +178,7 @@ def _mended(mode: str, script: str, box: int) -> str:
         "model": (
             ("const DETAIL_BOX_WIDTH = 80;", f"const DETAIL_BOX_WIDTH = {box};"),
             ("const DETAIL_WIDTH = 300;", f"const DETAIL_WIDTH = {140 + 2 * box};"),
+            ("axisSize, config.detailHeight);", "axisSize, config.detailHeight + 8);"),  # a frame has an upper edge
             # What was enlarged is gone after a choice of text to text; the next click on it is to show it again.
             ("function render() {", "function render() {\nconfig.detail_layer = config.detail_head = null;"),
             ("= params['total_heads']", "= Math.max(params['total_heads'], 12)"),  # few heads are not drawn larger

@@ -167,6 +167,7 @@ def test_layers_and_heads_have_the_models_numbers(minilm_address: str, tab: Any,
     tab.locator("#vis svg > g").nth(3).locator("> rect").last.click()
     assert tab.locator("text.detail").text_content() == f"Layer {layers[1]}, Head 7"
     assert tab.locator(".detail line").first.get_attribute("stroke")
+    assert float(tab.locator("rect.detail").first.get_attribute("y")) >= 1
     drawn(tab, item.save(tmp_path / "page.html", "model", layer=layers[1], head=7))
     assert tab.locator("#vis svg > text").all_text_contents() == ["Heads", "7", "Layers", str(layers[1])]
 
