@@ -35,6 +35,7 @@ _NEURON = """
 <script>window.bertviz_params = {params}</script>
 <script>{script}</script>
 """
+_MENU = '<span class="dropdown-label"> Attention: </span><select id="filter">{}</select>'
 _FILTERS = {
     "all": "All",
     "aa": "First text to itself",
@@ -146,14 +147,12 @@ def neuron_page(
         "names": numbers or [list(range(count)) for count in weights.shape[:2]],
     }
     box = _box("neuron", pretty)
-    script = (resources.files("bertviz") / "neuron_view.js").read_text(encoding="utf-8")
     options = "".join(f'<option value="{part}">{_FILTERS[part]}</option>' for part in parts)
-    filters = f'<span class="dropdown-label"> Attention: </span><select id="filter">{options}</select>'
     body = _NEURON.format(
         root=root,
-        filters=filters if second_text_start else "",
+        filters=_MENU.format(options) if second_text_start else "",
         params=json.dumps(params).replace("<", "\\u003c"),
-        script=_mended("neuron", script, box),
+        script=_mended("neuron", (resources.files("bertviz") / "neuron_view.js").read_text(encoding="utf-8"), box),
     )
     return _framed("neuron", body, note, box)
 
