@@ -71,11 +71,11 @@ load: install  ## locust's pages for a server that runs, ARGS="--host 127.0.0.1:
 	$(UV) -e '.[loadtest]' || $(BIN)/python -m pip install --quiet -e '.[loadtest]'
 	$(BIN)/locust -f loadtests/locustfile.py $(ARGS)
 
-browser: install  ## what the tests of pages in a browser need beside chromium: playwright, bertviz and its scripts
-	$(UV) -e '.[viz]' playwright || $(BIN)/python -m pip install --quiet -e '.[viz]' playwright
-	mkdir -p tests/.browser/package && cd tests/.browser && npm pack --silent $(SCRIPTS) && \
-		for file in *.tgz; do tar xzf $$file; done && rm *.tgz && \
-		cp package/dist/d3.min.js package/dist/jquery.min.js . && cp package/require.js require.min.js
+browser:  ## the scripts that pages load from a CDN, for tests without one; chromium comes from the system
+	mkdir -p tests/.browser && cd tests/.browser && npm pack --silent $(SCRIPTS) && \
+		for file in *.tgz; do tar xzf $$file || exit 1; done && \
+		cp package/dist/d3.min.js package/dist/jquery.min.js . && cp package/require.js require.min.js && \
+		rm -r package *.tgz
 
 clean:  ## remove what was built
 	rm -rf $(VENV) tests/.browser loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache

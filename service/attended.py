@@ -1,7 +1,7 @@
 """Attended: one input's answer with what its attention's axes stand for, as a table, as tensors, as a page or picture.
 
 Numpy alone; torch, and with `save` matplotlib or bertviz, are imported by the method that needs them.
-May import: attention, request, errors, view.
+May import: attention, pages, request, errors, view.
 """
 
 import html
@@ -19,11 +19,15 @@ from service.request import InputResult, Tokens
 
 _SHOWN = 64  # rows and columns of the table in a notebook; more of them are slow to show
 _TABLE = (
-    '<table style="border-collapse:collapse;font:11px sans-serif;width:auto"><caption style="text-align:left">'
-    "{caption}</caption><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    '<table style="border-collapse:collapse;font:11px sans-serif;width:auto">'
+    '<caption style="text-align:left;padding:0 4px 8px">{caption}</caption>'
+    "<thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 )
-_HEAD = '<th style="writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;padding:2px 0">{}</th>'
-_ROW = '<tr><th style="text-align:right;white-space:pre;padding:0 4px">{}</th>{}</tr>'
+_PLAIN = "font-weight:normal;white-space:pre"
+_HEAD = (
+    f'<th style="writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;{_PLAIN};padding:2px 0">{{}}</th>'
+)
+_ROW = f'<tr><th style="text-align:right;{_PLAIN};padding:0 4px">{{}}</th>{{}}</tr>'
 _CELL = '<td title="{:.1f}%" style="background:#1f6fb4{:02x};min-width:14px;height:14px;padding:0"></td>'
 
 
@@ -146,8 +150,17 @@ class Attended:
                 place = self.place(noun, wanted)
                 names.append(f"{noun} {self._numbers(axis, weights.shape[axis])[place]}")
                 weights = weights[place : place + 1] if axis == 0 else weights[:, place : place + 1]
-        name = "rollout" if self.asked.rollout else ", ".join(names)
+        name = self._rollout_name() if self.asked.rollout else ", ".join(names)
         return Labelled(weights[0, 0], self.row_labels, self.column_labels, name)
+
+    def _rollout_name(self) -> str:
+        layers, heads = (", ".join(map(str, numbers)) for numbers in (self.asked.layers, self.asked.heads))
+        parts = [
+            f" through layers {layers}" if layers else "",
+            f", {'maximum' if self.asked.reduce_heads == 'max' else 'mean'} over heads {heads}" if heads else "",
+            ", maximum over heads" if self.asked.reduce_heads == "max" and not heads else "",
+        ]
+        return "rollout" + "".join(parts)
 
     def place(self, noun: str, wanted: int) -> int:
         """Find a layer or head in the answer.
@@ -184,7 +197,7 @@ class Attended:
             InvalidRequest: The mode does not go with the file's suffix or with this answer.
             ConfigError: A package is missing.
         """
-        from service import view  # noqa: PLC0415
+        from service import pages, view  # noqa: PLC0415
 
         target = view.check(path, mode)
         if (mode == "rollout") != self.asked.rollout and mode != "heatmap":
@@ -196,11 +209,13 @@ class Attended:
             "layer": None if layer is None else self.place("layer", layer),
             "head": None if head is None else self.place("head", head),
             "second_text_start": self.second_text_start,
+            "numbers": (self._page_numbers(0), self._page_numbers(1)),
+            "note": self._page_note(mode),
         }
         if mode == "neuron":
-            page = view.neuron_page(*self._vectors(), self.row_labels, **opened)
+            page = pages.neuron_page(*self._vectors(), self.row_labels, **opened)
         else:
-            page = view.page(mode, self.by_layer(), self.row_labels, self.column_labels, **opened)
+            page = pages.page(mode, self.by_layer(), self.row_labels, self.column_labels, **opened)
         return view.write(target, page.encode())
 
     def _vectors(self) -> tuple[NDArray[np.float32], NDArray[np.floating], NDArray[np.floating]]:
@@ -216,6 +231,8 @@ class Attended:
         """Show a small heatmap in a notebook: the mean over layers and heads, the weights as percent on hovering."""
         if self.result.attention is None or self.result.tokens is None:
             return f"<pre>{html.escape(repr(self))}</pre>"
+        from service.view import shortened  # noqa: PLC0415
+
         weights, rows, columns, name = self.chosen()
         most = float(weights.max(initial=0.0)) or 1.0
         part = ""
@@ -224,8 +241,8 @@ class Attended:
         lines = []
         for label, line in zip(rows[:_SHOWN], weights[:_SHOWN], strict=False):
             cells = "".join(_CELL.format(100 * weight, _alpha(weight / most)) for weight in line[:_SHOWN])
-            lines.append(_ROW.format(html.escape(label), cells))
-        heads = "".join(_HEAD.format(html.escape(label)) for label in columns[:_SHOWN])
+            lines.append(_ROW.format(html.escape(shortened(label)), cells))
+        heads = "".join(_HEAD.format(html.escape(shortened(label))) for label in columns[:_SHOWN])
         return _TABLE.format(caption=html.escape(name + part), heads=heads, rows="".join(lines))
 
     def _tokens(self) -> Tokens:
@@ -251,6 +268,21 @@ class Attended:
         """Give the model's numbers of an axis's places; a negative one asked for stays as it was asked."""
         asked = (self.asked.layers, self.asked.heads)[axis]
         return list(asked) if asked else list(range(count))
+
+    def _page_numbers(self, axis: int) -> list[int]:
+        """Give the numbers by which a page calls its layers or heads; 0 where there is one of several."""
+        reduced = (self.asked.reduce_layers, self.asked.reduce_heads)[axis]
+        return [0] if reduced else self._numbers(axis, self.by_layer().shape[axis])
+
+    def _page_note(self, mode: str) -> str:
+        """Say what a page cannot show: how layers or heads were reduced, and which heads a head view's squares are."""
+        notes = []
+        for axis, noun, reduced in ((0, "layer", self.asked.reduce_layers), (1, "head", self.asked.reduce_heads)):
+            if reduced:
+                notes.append(f"{self._reduced_name(axis, 1, noun)}.".capitalize())
+            elif mode == "head" and noun == "head" and self.asked.heads:
+                notes.append(f"Heads from left to right: {', '.join(map(str, self.asked.heads))}.")
+        return " ".join(notes)
 
     def _reduced_name(self, axis: int, count: int, noun: str) -> str:
         reduction = (self.asked.reduce_layers, self.asked.reduce_heads)[axis]

@@ -6,7 +6,6 @@ May import: everything, each command what it needs when it runs.
 """
 
 import argparse
-import json
 import logging
 import math
 import os
@@ -18,8 +17,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from service import cli_view
+from service import cli_attend, cli_view
 from service.cli_encode import add_file_arguments, encode_files, wants_files
+from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _serve(words[1:]) if words[0] == "serve" else _deploy(words[1:])
             finally:
                 signal.signal(signal.SIGTERM, before)
-        parsed = _parser().parse_args(words)
+        parsed = _parser().parse_args(cli_attend.joined(words))
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
@@ -113,13 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add_file_arguments(encode)
     encode.set_defaults(run=_encode)
 
-    attend = commands.add_parser("attend", help="print who attends to whom, token by token")
-    attend.add_argument("text", metavar="TEXT")
-    attend.add_argument("pair", metavar="TEXT_B", nargs="?", help="second text of a pair")
-    attend.add_argument("--layer", type=int, default=-1, help="negative from the end; the last if unset")
-    attend.add_argument("--head", type=int, help="negative from the end; the mean over heads if unset")
-    attend.set_defaults(run=_attend)
-
+    attend = cli_attend.add(commands)
     view = cli_view.add(commands)
 
     info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
@@ -253,7 +247,7 @@ def _export(parsed: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- encode, attend, info
+# ---------------------------------------------------------------- encode, info
 
 
 def _seconds(word: str) -> float:
@@ -293,12 +287,12 @@ def _encode(parsed: argparse.Namespace) -> int:
             model=parsed.model,
         )
     if parsed.json:
-        _print_json(
+        print_json(
             {
                 "model": result.model,
                 "model_digest": result.model_digest,
                 "pooled": result.pooled.tolist(),
-                "results": [_result_json(item) for item in result.results],
+                "results": [result_json(item) for item in result.results],
             }
         )
         return 0
@@ -314,48 +308,13 @@ def _encode(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _attend(parsed: argparse.Namespace) -> int:
-    text = parsed.text if parsed.pair is None else (parsed.text, parsed.pair)
-    heads = () if parsed.head is None else [parsed.head]
-    with _client(parsed) as client:
-        result = client.attend(
-            text,
-            layers=[parsed.layer],
-            heads=heads,
-            truncation=parsed.truncation,
-            prompt_name=parsed.prompt_name,
-            model=parsed.model,
-        )
-    weights = result.attention[0].mean(axis=0)  # (query, key)
-    if parsed.json:
-        shown = {"layer": parsed.layer, "head": parsed.head, "weights": weights.tolist()}
-        _print_json({**shown, **_result_json(result, tensors=False)})
-        return 0
-    head = "mean over heads" if parsed.head is None else f"head {parsed.head}"
-    sys.stdout.write(f"layer {parsed.layer}, {head}: each row's weights over the columns, in percent\n")
-    sys.stdout.write(_matrix(result.tokens.texts, weights))
-    return 0
-
-
-def _matrix(tokens: list[str], weights: Any) -> str:
-    """Lay out weights (query, key) under and beside their tokens."""
-    widths = [max(len(token), 3) for token in tokens]
-    margin = max(len(token) for token in tokens)
-    header = " ".join(f"{token:>{width}}" for token, width in zip(tokens, widths, strict=True))
-    lines = [f"{'':>{margin}}  {header}"]
-    for token, row in zip(tokens, weights, strict=True):
-        cells = " ".join(f"{100 * weight:>{width}.0f}" for weight, width in zip(row, widths, strict=True))
-        lines.append(f"{token:>{margin}}  {cells}")
-    return "\n".join(lines) + "\n"
-
-
 def _info(parsed: argparse.Namespace) -> int:
     from dataclasses import asdict  # noqa: PLC0415
 
     with _client(parsed) as client:
         facts = asdict(client.get_model(parsed.model))
     if parsed.json:
-        _print_json(facts)
+        print_json(facts)
         return 0
     width = max(len(name) for name in facts)
     replicas = facts.pop("replicas")
@@ -368,29 +327,9 @@ def _info(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _result_json(item: Any, *, tensors: bool = True) -> dict[str, Any]:
-    """Turn one input's result into plain JSON values."""
-    plain: dict[str, Any] = {
-        "num_tokens": item.num_tokens,
-        "original_num_tokens": item.original_num_tokens,
-        "truncated": item.truncated,
-    }
-    if item.tokens is not None:
-        plain["tokens"] = item.tokens.texts
-        plain["char_spans"] = item.tokens.char_spans
-    if tensors and item.token_embeddings is not None:
-        plain["token_embeddings"] = item.token_embeddings.tolist()
-    return plain
-
-
 def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    sys.stdout.write(json.dumps(value, ensure_ascii=plain) + "\n")
 
 
 def _one_line(error: BaseException) -> str:

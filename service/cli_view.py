@@ -1,14 +1,17 @@
 """The command `attencode view`: a page or a picture of who attends to whom, in a file.
 
-Its flags for the server are those of the other commands of a client. May import: client, view, errors.
+Its flags for the server and for attention are those of the other commands. May import: attention, client, cli_attend,
+cli_print, view, errors.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from service.attention import ALL
+from service.cli_attend import add_attention_arguments, common_options, refuse_doubles, refuse_for_rollout
+from service.cli_print import print_json
 from service.errors import InvalidRequest
 
 
@@ -30,8 +33,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="the one of a heatmap or a model page, the first to show elsewhere; negative from the end",
     )
     view.add_argument("--head", type=int, help="likewise; a heatmap shows all heads reduced to one if unset")
-    view.add_argument("--reduce-heads", choices=("mean", "max"), help="of a heatmap; mean if unset")
-    view.add_argument("--words", action="store_true", help="merge the tokens of each word")
+    add_attention_arguments(view)
     view.add_argument("--open", action="store_true", help="open the file in a browser")
     view.set_defaults(run=run)
     return view
@@ -45,13 +47,12 @@ def run(parsed: argparse.Namespace) -> int:
     view.check(parsed.output, parsed.mode)
     options, shown = _wanted(parsed)
     text = parsed.text if parsed.pair is None else (parsed.text, parsed.pair)
-    common = {"truncation": parsed.truncation, "prompt_name": parsed.prompt_name, "model": parsed.model}
     with Client(parsed.address, timeout_s=parsed.timeout) as client:
-        attended = client.attend(text, **options, **common)
+        attended = client.attend(text, **options, **common_options(parsed))
     attended.save(parsed.output, parsed.mode, **shown)
     if parsed.json:
         facts = {"file": str(parsed.output), "mode": parsed.mode, "num_tokens": attended.num_tokens}
-        sys.stdout.write(json.dumps({**facts, "truncated": attended.truncated}) + "\n")
+        print_json({**facts, "truncated": attended.truncated})
     else:
         cut = f", cut from {attended.original_num_tokens}" if attended.truncated else ""
         sys.stdout.write(f"{parsed.output}: {parsed.mode} of {attended.num_tokens} tokens{cut}\n")
@@ -69,17 +70,26 @@ def _wanted(parsed: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int |
         InvalidRequest: Flags that do not go together.
     """
     mode, layer, head = parsed.mode, parsed.layer, parsed.head
-    if parsed.reduce_heads and (mode != "heatmap" or head is not None):
-        raise InvalidRequest("--reduce-heads goes with --mode heatmap and without --head; leave it out")
+    layers, heads, reduction = parsed.layers, parsed.heads, parsed.reduce_heads
     if mode == "rollout":
-        if layer is not None or head is not None:
-            raise InvalidRequest("rollout goes through all layers and heads; leave --layer and --head out")
-        return {"rollout": True, "words": parsed.words}, {}
+        refuse_for_rollout(parsed)
+        chosen = {"layers": layers or ALL, "heads": heads or ALL}
+        return {"rollout": True, **chosen, "reduce_heads": reduction}, {}
+    refuse_doubles(parsed, one_of_many=mode == "heatmap")
     if mode == "heatmap":
-        chosen = {"heads": [head]} if head is not None else {"reduce_heads": parsed.reduce_heads or "mean"}
-        return {"layers": [-1 if layer is None else layer], **chosen, "words": parsed.words}, {}
+        options: dict[str, Any] = {"heads": (head,)} if head is not None else {"heads": heads or ALL}
+        options["reduce_heads"] = None if head is not None else reduction or "mean"
+        if layers is None and not parsed.reduce_layers:
+            return {**options, "layers": (-1 if layer is None else layer,)}, {}
+        return {**options, "layers": layers or ALL, "reduce_layers": parsed.reduce_layers or "mean"}, {}
+    if reduction or parsed.reduce_layers:
+        raise InvalidRequest(f"{mode} shows layers and heads apart; leave --reduce-layers and --reduce-heads out")
+    chosen = {"layers": layers or ALL, "heads": heads or ALL}
+    opened = {"layer": layer, "head": head}
     if mode == "neuron":
         if parsed.words:
             raise InvalidRequest("neuron shows the vectors of tokens, which words have not; leave --words out")
-        return {"query_key_vectors": True}, {"layer": layer, "head": head}
-    return {"words": parsed.words}, {"layer": layer, "head": head}
+        if parsed.special_tokens != "keep":
+            raise InvalidRequest("neuron shows the vectors of all tokens; leave --special-tokens out")
+        return {**chosen, "query_key_vectors": layers or True}, opened
+    return chosen, opened

@@ -1,15 +1,15 @@
-"""View: attention weights as pages and pictures, and their files.
+"""View: attention weights as pictures by matplotlib, and the files of pictures and pages.
 
-Pages are made by the installed bertviz, from our numbers; pictures by matplotlib. Both are imported where they are
-needed, and no page or picture is made here of what a server would have to be asked for. May import: errors.
+matplotlib is imported where it is needed, and nothing is made here of what a server would have to be asked for.
+May import: errors.
 """
 
-import json
 import math
 import os
 import secrets
+import unicodedata
 import warnings
-from importlib import import_module, resources
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -24,24 +24,7 @@ PAGES = ("head", "model", "neuron")
 PICTURES = ("heatmap", "rollout")
 MODES = (*PAGES, *PICTURES)
 
-_FORM = (
-    '<!DOCTYPE html>\n<html><head><meta charset="utf-8"><title>{title}</title></head><body>\n{body}\n</body></html>\n'
-)
-_NEURON = """
-<script src="https://cdnjs.cloudflare.com/ajax/libs/require.js/2.3.6/require.min.js"></script>
-<div id="{root}" style="padding:8px;font-family:'Helvetica Neue', Helvetica, Arial, sans-serif;">
-<span style="user-select:none"><span class="dropdown-label">Layer: </span><select id="layer"></select>
-<span class="dropdown-label">Head: </span><select id="att_head"></select>{filters}</span><div id="vis"></div></div>
-<script>window.bertviz_params = {params}</script>
-<script>{script}</script>
-"""
-_FILTERS = {
-    "all": "All",
-    "aa": "First text to itself",
-    "ab": "First text to second",
-    "ba": "Second text to first",
-    "bb": "Second text to itself",
-}
+LABEL = 40  # letters, before a label is cut
 _NUMBERED = 14  # rows and columns up to which a cell has room for its number
 _MOST_INCHES = 80.0  # 8000 dots, 256 MB while the picture is drawn
 _DPI = 100
@@ -70,7 +53,7 @@ def check(path: str | Path, mode: str) -> Path:
         raise InvalidRequest(f"{mode} writes {suffixes[0]}{' or .svg' if mode in PICTURES else ''}, got {path.name!r}")
     if not path.parent.is_dir():
         raise InvalidRequest(f"the folder {str(path.parent)!r} is not there; make it, or write elsewhere")
-    _package("bertviz" if mode in PAGES else "matplotlib")
+    package("bertviz" if mode in PAGES else "matplotlib")
     return path
 
 
@@ -88,7 +71,12 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def _package(name: str) -> ModuleType:
+def package(name: str) -> ModuleType:
+    """Import what the extra viz brings.
+
+    Raises:
+        ConfigError: It is not there.
+    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -96,120 +84,28 @@ def _package(name: str) -> ModuleType:
         raise ConfigError(f"the package {missing} is missing; install attencode[viz] for pages and pictures") from error
 
 
-# ---------------------------------------------------------------- pages
+# ---------------------------------------------------------------- labels
 
 
-def page(
-    mode: str,
-    weights: NDArray[np.float32],
-    rows: list[str],
-    columns: list[str],
-    *,
-    second_text_start: int | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-) -> str:
-    """Make bertviz's head or model view.
-
-    Args:
-        mode: head or model.
-        weights: (layers, heads, query, key) float32.
-        rows: A label for each query.
-        columns: A label for each key.
-        second_text_start: First row of a pair's second text.
-        layer: Place of the layer that a head view opens with, or the one of a model view.
-        head: Likewise.
-    """
-    bertviz, torch = _package("bertviz"), _package("torch")
-    tensors = [torch.from_numpy(_rounded(values[None])) for values in weights]
-    mark = _free_character(rows, columns)
-    rows, columns = ([label.replace("<", mark) for label in labels] for labels in (rows, columns))
-    tokens: dict[str, Any] = {"attention": tensors, "tokens": rows, "sentence_b_start": second_text_start or None}
-    if rows != columns:
-        tokens = {"cross_attention": tensors, "decoder_tokens": rows, "encoder_tokens": columns}
-    options: dict[str, Any] = {"layer": layer, "heads": None if head is None else [head]}
-    if mode == "model":
-        only = {"include_layers": layer, "include_heads": head}
-        options = {name: None if place is None else [place] for name, place in only.items()}
-        options["display_mode"] = "light"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # it leaves the closing of its script to the collector
-        made = getattr(bertviz, f"{mode}_view")(**tokens, **options, html_action="return")
-    # The labels lie in JSON inside a script, which a label such as </script> would end.
-    return _FORM.format(title=f"attencode: {mode} view", body=made.data.replace(_escaped(mark), "\\u003c"))
+def all_shortened(labels: list[str], most: int) -> list[str]:
+    """Cut each label that is too broad."""
+    return [shortened(label, most) for label in labels]
 
 
-def neuron_page(
-    weights: NDArray[np.float32],
-    queries: NDArray[np.floating],
-    keys: NDArray[np.floating],
-    labels: list[str],
-    *,
-    second_text_start: int | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-) -> str:
-    """Make a page around bertviz's neuron view, whose function in Python takes only models of its own.
+def shortened(label: str, most: int = LABEL) -> str:
+    """Cut a label that is broader than so many letters, and say so by three dots."""
+    if breadth(label) <= most:
+        return label
+    kept = next(end for end in range(len(label), -1, -1) if breadth(label[:end]) <= most - 1)
+    return label[:kept] + "\u2026"
 
-    Args:
-        weights: (layers, heads, tokens, tokens) float32.
-        queries: (layers, heads, tokens, head_dim).
-        keys: Likewise.
-        labels: A label for each token.
-        second_text_start: First token of a pair's second text.
-        layer: Place of the layer that it opens with.
-        head: Likewise.
-    """
-    _package("bertviz")
-    parts = {"all": (slice(None), slice(None))}
-    if second_text_start:
-        a, b = slice(0, second_text_start), slice(second_text_start, None)
-        parts |= {"aa": (a, a), "ab": (a, b), "ba": (b, a), "bb": (b, b)}
-    pretty = [label.replace("\u0120", " ").replace("\u2581", " ") for label in labels]
-    root = f"bertviz-{secrets.token_hex(8)}"
-    params = {
-        "attention": {
-            part: {
-                "attn": _rounded(weights[:, :, rows, columns]).tolist(),
-                "left_text": pretty[rows],
-                "right_text": pretty[columns],
-                "queries": _rounded(queries[:, :, rows]).tolist(),
-                "keys": _rounded(keys[:, :, columns]).tolist(),
-            }
-            for part, (rows, columns) in parts.items()
-        },
-        "default_filter": "all",
-        "root_div_id": root,
-        "bidirectional": True,
-        "display_mode": "light",
-        "layer": layer,
-        "head": head,
-    }
-    options = "".join(f'<option value="{part}">{_FILTERS[part]}</option>' for part in parts)
-    filters = f'<span class="dropdown-label"> Attention: </span><select id="filter">{options}</select>'
-    body = _NEURON.format(
-        root=root,
-        filters=filters if second_text_start else "",
-        params=json.dumps(params).replace("<", "\\u003c"),
-        script=(resources.files("bertviz") / "neuron_view.js").read_text(encoding="utf-8"),
+
+def breadth(label: str) -> float:
+    """Measure a label in small letters."""
+    return sum(
+        2.0 if unicodedata.east_asian_width(character) in "WF" else 1.3 if character.isupper() else 1.0
+        for character in label
     )
-    return _FORM.format(title="attencode: neuron view", body=body)
-
-
-def _rounded(array: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Keep six decimals, more than a page shows, so that it is a third as long."""
-    wide: NDArray[np.float64] = array.astype(np.float64)
-    return wide.round(6)
-
-
-def _free_character(*labels: list[str]) -> str:
-    """Find a character of Unicode's private area that no label has."""
-    taken = set().union(*(set(label) for every in labels for label in every))
-    return next(character for character in map(chr, range(0xE000, 0xF8FF)) if character not in taken)
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1]
 
 
 # ---------------------------------------------------------------- pictures
@@ -225,11 +121,13 @@ def picture(weights: NDArray[np.float32], rows: list[str], columns: list[str], t
         title: What the weights are.
         kind: png or svg.
     """
-    matplotlib = _package("matplotlib")
+    matplotlib = package("matplotlib")
     for part in ("figure", "colors"):
-        _package(f"matplotlib.{part}")
+        package(f"matplotlib.{part}")
     family, drawn = _fonts()
-    rows, columns = ([_drawable(label, drawn, kind) for label in labels] for labels in (rows, columns))
+    rows, columns = (
+        all_shortened([_drawable(label, drawn, kind) for label in labels], LABEL) for labels in (rows, columns)
+    )
     settings = {"font.family": family, "svg.fonttype": "none", "svg.hashsalt": "attencode"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # Text in an SVG is drawn with the viewer's fonts, so that what is missing here may be there.
@@ -273,7 +171,7 @@ def _figure(matplotlib: Any, weights: NDArray[np.float32], rows: list[str], colu
 
 def _fonts() -> tuple[list[str], set[int]]:
     """Give those fonts that are installed, and every character that one of them has."""
-    manager, ft2font = _package("matplotlib.font_manager"), _package("matplotlib.ft2font")
+    manager, ft2font = package("matplotlib.font_manager"), package("matplotlib.ft2font")
     installed = {font.name: font.fname for font in reversed(manager.fontManager.ttflist)}
     family = [name for name in _FONTS if name in installed]
     paths = [manager.findfont(manager.FontProperties(family=[name])) for name in family]

@@ -61,9 +61,12 @@ ALLOWED = {
     "bulk": {"bulk_files", "bulk_partial", "client", "plain", "request", "errors"},
     "cli_encode": {"bulk", "bulk_files", "client", "errors"},
     "view": {"errors"},
-    "attended": {"attention", "request", "errors", "view"},
+    "pages": {"view"},
+    "attended": {"attention", "request", "errors", "pages", "view"},
     "client": {"pb", "codec", "chunks", "resumption", "attended", "attention", "plain", "request", "errors"},
-    "cli_view": {"client", "view", "errors"},
+    "cli_print": set(),
+    "cli_attend": {"attention", "client", "cli_print", "errors"},
+    "cli_view": {"attention", "client", "cli_attend", "cli_print", "view", "errors"},
 }
 PB_IMPORTERS = {"chunks", "resumption", "codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
 

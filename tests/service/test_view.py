@@ -188,6 +188,28 @@ def test_an_svg_has_the_labels(minilm_address: str, tmp_path: Path) -> None:
     ET.parse(tmp_path / "label.svg")  # noqa: S314
 
 
+@matplotlib
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        (["--layers", "0,2-3", "--heads", "1"], "mean over layers 0, 2, 3, mean over heads 1"),
+        (["--reduce-layers", "max", "--special-tokens", "drop"], "maximum over all layers, mean over all heads"),
+        (
+            ["--mode", "rollout", "--layers", "0-1", "--reduce-heads", "max"],
+            "rollout through layers 0, 1, maximum over heads",
+        ),
+        (["--mode", "rollout", "--heads", "1,2"], "rollout, mean over heads 1, 2"),
+    ],
+)
+def test_a_title_says_what_was_asked(minilm_address: str, tmp_path: Path, words: list[str], title: str) -> None:
+    """A picture of several layers or heads says which, and how they were reduced."""
+    file = tmp_path / "picture.svg"
+    assert main(["view", "a dog", "-o", str(file), *words, "--address", minilm_address]) == 0
+    shown = file.read_text()
+    assert f">{title}<" in shown
+    assert ("[CLS]" in shown) == ("drop" not in words)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -198,7 +220,11 @@ def test_an_svg_has_the_labels(minilm_address: str, tmp_path: Path) -> None:
         (["-o", "x.html", "--mode", "head", "--layer", "9"], "layer 9 is not in the answer"),
         (["-o", "x.png", "--mode", "rollout", "--head", "1"], "leave --layer and --head out"),
         (["-o", "x.html", "--mode", "neuron", "--words"], "leave --words out"),
-        (["-o", "x.png", "--reduce-heads", "max", "--head", "1"], "leave it out"),
+        (["-o", "x.html", "--mode", "neuron", "--special-tokens", "drop"], "leave --special-tokens out"),
+        (["-o", "x.html", "--mode", "model", "--reduce-heads", "max"], "leave --reduce-layers and --reduce-heads out"),
+        (["-o", "x.png", "--reduce-heads", "max", "--head", "1"], "leave one of them out"),
+        (["-o", "x.png", "--layers", "1,2", "--layer", "1"], "--layer takes one layer and --layers several"),
+        (["-o", "x.png", "--mode", "rollout", "--reduce-layers", "max"], "leave --reduce-layers out"),
         (["-o", "x.png", "--address", "127.0.0.1:1"], "no server answers"),
     ],
 )
