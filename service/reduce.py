@@ -5,16 +5,18 @@ layer's weights are held beside the answer. Pure numpy. May import: attention, r
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.attention import Attention, Axis, Places, QueryKeyVectors
+from service.attention import Attention, Axis, Places, QueryKeyVectors, Span
 from service.errors import InvalidRequest
 from service.request import DataType, Tokens
 
+_SPANS_AT_ONCE = 256
 _KEY_BYTES = 4  # of a key's number beside a weight of the largest
 ITEM_BYTES: Mapping[DataType, int] = {"float32": 4, "float16": 2}
 
@@ -166,18 +168,25 @@ def _named(name: str, places: Places, tokens: Tokens) -> set[int]:
         if not -length <= token < length:
             raise InvalidRequest(f"{name} name token {token}; it must be from {-length} to {length - 1} of this input")
     named = {token % length for token in places.tokens}
-    for start, end, sequence in places.spans:
-        covering = {
-            token
-            for token, (first, last) in enumerate(tokens.char_spans)
-            if tokens.sequences[token] == sequence and first < end and last > start and not tokens.special[token]
-        }
-        if not covering:
+    spans = sorted(set(places.spans))
+    for some in (spans[begin : begin + _SPANS_AT_ONCE] for begin in range(0, len(spans), _SPANS_AT_ONCE)):
+        covered = _covered(some, tokens)
+        if not covered.any(axis=1).all():
+            start, end, sequence = some[int(covered.any(axis=1).argmin())]
             raise InvalidRequest(
                 f"{name} name characters {start} to {end} of text {sequence}, which no token of this input covers"
             )
-        named |= covering
+        named |= set(np.flatnonzero(covered.any(axis=0)).tolist())
     return named
+
+
+def _covered(spans: SequenceOf[Span], tokens: Tokens) -> NDArray[np.bool_]:
+    """Tell which tokens have a character of which span: (spans, tokens)."""
+    starts, ends, sequences = np.asarray(spans, dtype=np.int64).T[:, :, None]
+    firsts, lasts = np.asarray(tokens.char_spans, dtype=np.int64).T
+    real = ~np.asarray(tokens.special)
+    covered: NDArray[np.bool_] = (firsts < ends) & (lasts > starts) & (np.asarray(tokens.sequences) == sequences) & real
+    return covered
 
 
 class Reducer:

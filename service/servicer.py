@@ -46,6 +46,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
 # longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
 _INLINE_TEXT_BYTES = 16_384
 _INLINE_ANSWER_BYTES = 1_000_000
+_INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
 # Of a unary answer's tensors at most at one time: as arrays, as a message, and as its bytes; once it is sent, as these
 # bytes and as gRPC's own.
 _UNARY_COPIES = 3
@@ -174,7 +175,10 @@ class EncoderServicer:
         async with call.share.turn():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
-            looks = selection.looks(sequences)
+            looks = await off_loop(
+                lambda: selection.looks(sequences),
+                when=selection.looks_inside and selection.places * len(lengths) + sum(lengths) > _INLINE_PLACES,
+            )
             size = selection.answer_bytes(lengths, looks)
             check_answer_size(selection, size, len(lengths), call.most_bytes, self._limits.max_answer_bytes)
             await call.share.take(size)
