@@ -17,7 +17,7 @@ from math import exp
 
 from service import metrics
 from service.batching import HIDDEN_STATES, Batch, BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
-from service.errors import AttencodeError, DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable
+from service.errors import DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable, is_for_callers
 from service.outputs import Row
 from service.reduce import Look
 from service.runner import BatchResult, Runner
@@ -383,7 +383,7 @@ class Engine:
 
     def _fail(self, taken: list[tuple[_Job, int]], error: Exception) -> None:
         """Tell each caller of a failed batch, once."""
-        if not isinstance(error, AttencodeError):
+        if not is_for_callers(error):
             fault = InternalFault()
             told = {"error_id": fault.id}
             _LOG.error("a batch of %d inputs failed (%s)", len(taken), fault.id, exc_info=error, extra=told)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from service.errors import AttencodeError, ConfigError, InternalFault
 
@@ -89,13 +89,18 @@ class Tracing:
 
     def close(self) -> None:
         """Send what has not been sent yet, as far as that is soon done; blocks."""
-        collector = self._collector
-        timer = None if collector is None else threading.Timer(collector.patience_s, collector.shutdown)
-        if timer is not None:
-            timer.start()
+        if self._collector is not None:
+            self._collector.end_soon()
         self._processor.shutdown()
-        if timer is not None:
-            timer.cancel()
+
+
+class _Ran(NamedTuple):
+    """A batch that a request has rows in: its span, its times, 0 for an end that is not known, and its replica."""
+
+    context: "SpanContext"
+    start_ns: int
+    end_ns: int
+    replica: str
 
 
 class RequestTrace:
@@ -110,7 +115,7 @@ class RequestTrace:
         self._span = span
         self._tokens: tuple[Any, Any] | None = None
         self._queued_ns = 0
-        self._ran: dict[SpanContext, tuple[int, int, str]] = {}  # batch -> start, end (0 before it), replica
+        self._ran: dict[int, _Ran] = {}  # by the batch's span id
 
     def __enter__(self) -> Self:
         """Make it the current one."""
@@ -141,29 +146,23 @@ class RequestTrace:
 
     def ran(self, batch: "SpanContext", start_ns: int, end_ns: int = 0, replica: str = "") -> None:
         """Note that it runs, or has run, in a batch."""
-        self._ran[batch] = start_ns, end_ns, replica
+        self._ran[batch.span_id] = _Ran(batch, start_ns, end_ns, replica)
 
     def _tell_of_batches(self) -> None:
         """Make the spans `queue` and `inference`: until its last input left the queue, and from first to last batch."""
         if not self._queued_ns:
             return
-        now_ns = time.time_ns()
-        starts = [start_ns for start_ns, _, _ in self._ran.values()]
-        self._child("queue", self._queued_ns, max(starts, default=now_ns), (), {})
-        if starts:
-            end_ns = max(ended_ns or now_ns for _, ended_ns, _ in self._ran.values())
-            replicas = sorted({replica for _, _, replica in self._ran.values() if replica})
-            links = [self.tracing.api.Link(batch) for batch in self._ran]
-            self._child("inference", min(starts), end_ns, links, {"attencode.replicas": replicas} if replicas else {})
+        now_ns, ran = time.time_ns(), self._ran.values()
+        self._child("queue", self._queued_ns, max((batch.start_ns for batch in ran), default=now_ns), (), {})
+        if ran:
+            start_ns, end_ns = min(batch.start_ns for batch in ran), max(batch.end_ns or now_ns for batch in ran)
+            replicas = sorted({batch.replica for batch in ran if batch.replica})
+            links = [self.tracing.api.Link(batch.context) for batch in ran]
+            self._child("inference", start_ns, end_ns, links, {"attencode.replicas": replicas} if replicas else {})
 
-    def _child(
-        self, name: str, start_ns: int, end_ns: int, links: Sequence["Link"], attributes: Mapping[str, list[str]]
-    ) -> None:
-        parent = self.tracing.api.set_span_in_context(self._span)
-        span = self.tracing.requests.start_span(
-            name, context=parent, start_time=start_ns, links=links, attributes=attributes
-        )
-        span.end(end_ns)
+    def _child(self, name: str, start_ns: int, end_ns: int, links: Sequence["Link"], facts: dict[str, Any]) -> None:
+        parent, tracer = self.tracing.api.set_span_in_context(self._span), self.tracing.requests
+        tracer.start_span(name, parent, links=links, attributes=facts, start_time=start_ns).end(end_ns)
 
     def _set_status(self, error: BaseException | None) -> None:
         code = 0
@@ -183,7 +182,7 @@ def stage(name: str) -> AbstractContextManager[Any]:
     trace = _CURRENT.get()
     if trace is None or not trace.recording:
         return _NOTHING
-    return trace.tracing.requests.start_as_current_span(name, record_exception=False)
+    return trace.tracing.requests.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
 
 
 def note(model: str, provider: str, *, inputs: int, tokens: int) -> None:
@@ -218,6 +217,7 @@ class BatchTrace:
         self._rows = Counter(trace for trace in traces if trace.recording)
         self._facts: tuple[int, str] = 0, ""
         self._span: Span | None = None
+        self._start_ns = time.time_ns()
         tracing, context = traces[0].tracing, Context()
         if self._rows:
             attributes: dict[str, int | str] = {
@@ -226,10 +226,11 @@ class BatchTrace:
                 "attencode.padding": shape[0] * shape[1] - tokens,
             }
             links = [tracing.api.Link(trace.context, {"attencode.rows": rows}) for trace, rows in self._rows.items()]
-            self._span = tracing.batches.start_span("batch", context=context, links=links, attributes=attributes)
+            self._span = tracing.batches.start_span(
+                "batch", context, links=links, attributes=attributes, start_time=self._start_ns
+            )
             context = tracing.api.set_span_in_context(self._span, context)
         self._error = tracing.api.StatusCode.ERROR
-        self._start_ns = time.time_ns()
         attach(context)  # else the task would be in that of the request that happened to start it
 
     def __enter__(self) -> Self:
@@ -326,11 +327,12 @@ class _Collector:
         """Store the exporter that sends."""
         self._exporter = exporter
         self._away = False
+        self._timer: threading.Timer | None = None
 
-    @property
-    def patience_s(self) -> float:
-        """How long a server that ends may wait for it."""
-        return _FLUSH_AWAY_S if self._away else _FLUSH_S
+    def end_soon(self) -> None:
+        """Send what comes for a while yet, a short one if nobody answered the last time."""
+        self._timer = threading.Timer(_FLUSH_AWAY_S if self._away else _FLUSH_S, self._exporter.shutdown)
+        self._timer.start()
 
     def export(self, spans: Sequence[Any]) -> Any:
         """Send spans; on the processor's own thread."""
@@ -344,7 +346,9 @@ class _Collector:
         return result
 
     def shutdown(self) -> None:
-        """Send no more, and end what is being sent."""
+        """Send no more."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._exporter.shutdown()
 
 
