@@ -20,8 +20,10 @@ from grpc_reflection.v1alpha import reflection
 from service.backend import Backend
 from service.config import ServiceConfig
 from service.errors import ConfigError
+from service.logs import line
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
+from service.tracing import Tracing, otlp_tracing
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,9 +40,19 @@ _LINGER_S = 0.2
 class Server:
     """The models of one backend behind one port."""
 
-    def __init__(self, config: ServiceConfig, backend: Backend) -> None:
-        """Wire the parts; nothing runs yet."""
+    def __init__(self, config: ServiceConfig, backend: Backend, tracing: Tracing | None = None) -> None:
+        """Wire the parts; nothing runs yet.
+
+        Args:
+            config: The settings.
+            backend: Where the models run.
+            tracing: Where spans go, if not where the settings say.
+
+        Raises:
+            ConfigError: The settings ask for tracing, and it cannot be had.
+        """
         self._config = config
+        self._tracing = otlp_tracing() if tracing is None and config.tracing else tracing
         self._backend = backend
         self._models = Models(backend.names)
         limits = RequestLimits(
@@ -50,7 +62,7 @@ class Server:
             config.max_stream_requests,
             config.stalled_after_s,
         )
-        self._servicer = EncoderServicer(self._models, limits)
+        self._servicer = EncoderServicer(self._models, limits, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
@@ -95,6 +107,8 @@ class Server:
         await self._backend.stop()
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def lost(self) -> None:
         """Wait for ever, or until the models are gone for good.
@@ -179,7 +193,8 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
         loop.add_signal_handler(number, stop.set)
     await server.start()
     out = sys.__stdout__ or sys.stdout  # Ray's own words go to stderr
-    out.write(f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)\n")
+    ready = f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)"
+    out.write(line(ready, __name__, config.log_format) + "\n")
     out.flush()
     ends = {loop.create_task(stop.wait()), loop.create_task(server.lost())}
     ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -1,16 +1,17 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, request, errors, grpc.
+May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
+errors, grpc.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -38,6 +39,7 @@ from service.request import EncodeRequest, EncodeResult, InputResult, Timings, T
 from service.served import Models, ServedModel
 from service.stream import ByteBudget, ServerBudget, Share, in_order, off_loop
 from service.tokenization import Sequence
+from service.tracing import Tracing, note, stage
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ _INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes
 # Of a unary answer's tensors at most at one time: as arrays, as a message, and as its bytes; once it is sent, as these
 # bytes and as gRPC's own.
 _UNARY_COPIES = 3
+_NO_SPAN = nullcontext()
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Answer = TypeVar("Answer")
@@ -98,9 +101,10 @@ class _Call:
 class EncoderServicer:
     """Answers the contract's methods for the served models."""
 
-    def __init__(self, models: Models, limits: RequestLimits) -> None:
-        """Store the parts."""
+    def __init__(self, models: Models, limits: RequestLimits, tracing: Tracing | None = None) -> None:
+        """Store the parts; without `tracing` no request has a span."""
         self._models = models
+        self._tracing = tracing
         self._limits = limits
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
 
@@ -122,7 +126,8 @@ class EncoderServicer:
 
         async def handle(data: bytes, context: Context) -> bytes:
             try:
-                return await _counted(method, answer(data, context))
+                with self._span(method, context):
+                    return await _counted(method, answer(data, context))
             except AttencodeError as error:
                 await _abort(context, error)
                 raise
@@ -291,11 +296,18 @@ class EncoderServicer:
             work = self._encode_message(
                 message.request, context, finish, started=started, share=share, most_bytes=most_bytes
             )
-            return await _counted("EncodeStream", work)
+            with self._span("EncodeStream", context, item=number):
+                return await _counted("EncodeStream", work)
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
             return StreamAnswer(number, told.SerializeToString())
+
+    def _span(self, method: str, context: Context, **attributes: int) -> AbstractContextManager[Any]:
+        """Give the block that answers a request its span."""
+        if self._tracing is None:
+            return _NO_SPAN
+        return self._tracing.request(SERVICE_NAME, method, context.invocation_metadata() or (), **attributes)
 
     def _check_size(self, size: int, *, fits_stream: bool = False) -> None:
         """Refuse what is larger than a message may be, descriptions of tokens included."""
@@ -329,11 +341,13 @@ async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe:
     """Tokenize a request's inputs; returns the sequences and the seconds it took."""
     started = time.perf_counter()
     large = _text_bytes(request) > _INLINE_TEXT_BYTES
-    sequences = await off_loop(lambda: served.tokenizer.tokenize(request, describe=describe), when=large)
+    with stage("tokenize"):
+        sequences = await off_loop(lambda: served.tokenizer.tokenize(request, describe=describe), when=large)
     seconds = time.perf_counter() - started
     truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
     tokens = sum(item.length for item in sequences)
     metrics.record_tokenized(served.name, len(sequences), tokens, truncated, seconds)
+    note(served.name, served.placement.provider, inputs=len(sequences), tokens=tokens)
     return sequences, seconds
 
 
@@ -352,7 +366,7 @@ async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:
     except Exception as error:
         fault = InternalFault()
         code = fault.status.name
-        _LOG.exception("%s failed (%s)", method, fault.id)
+        _LOG.exception("%s failed (%s)", method, fault.id, extra={"error_id": fault.id})
         raise fault from error
     finally:
         metrics.record_request(method, code, time.perf_counter() - started)

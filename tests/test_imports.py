@@ -15,6 +15,8 @@ ALLOWED = {
     "artifact": {"errors"},
     "config": {"errors"},
     "metrics": set(),
+    "tracing": {"errors"},
+    "logs": {"tracing"},
     "tokenization": {"artifact", "request", "errors"},
     "reduce": {"attention", "request", "errors"},
     "batching": {"reduce", "tokenization"},
@@ -24,7 +26,7 @@ ALLOWED = {
     "placement": {"openvino", "cuda", "artifact", "errors"},
     "session": {"artifact", "batching", "placement", "reduce", "openvino", "cuda", "errors"},
     "runner": {"batching", "session", "request", "errors"},
-    "engine": {"batching", "reduce", "runner", "outputs", "tokenization", "metrics", "errors"},
+    "engine": {"batching", "reduce", "runner", "outputs", "tokenization", "metrics", "tracing", "errors"},
     "attention": set(),
     "request": {"attention"},
     "plain": {"attention", "request", "errors"},
@@ -46,6 +48,7 @@ ALLOWED = {
         "outputs",
         "tokenization",
         "metrics",
+        "tracing",
         "request",
         "errors",
     },
@@ -63,7 +66,9 @@ ALLOWED = {
     "view": {"errors"},
     "pages": {"view"},
     "attended": {"attention", "request", "errors", "pages", "view"},
-    "client": {"pb", "codec", "chunks", "resumption", "attended", "attention", "plain", "request", "errors"},
+    "client": {
+        *("pb", "codec", "chunks", "resumption", "attended", "attention", "plain", "request", "tracing", "errors"),
+    },
     "cli_print": set(),
     "cli_attend": {"attention", "client", "cli_print", "errors"},
     "cli_view": {"attention", "client", "cli_attend", "cli_print", "view", "errors"},
@@ -131,10 +136,10 @@ def test_only_the_config_reads_the_environment() -> None:
         (
             "attencode",
             {"torch", "transformers", "ray", "onnxruntime", "tokenizers", "pydantic", "prometheus_client"}
-            | {"matplotlib", "bertviz"},
+            | {"matplotlib", "bertviz", "opentelemetry"},
         ),
-        ("service.server", {"torch", "transformers", "ray"}),
-        ("service.cli", {"torch", "transformers", "ray", "onnxruntime", "tokenizers"}),
+        ("service.server", {"torch", "transformers", "ray", "opentelemetry"}),
+        ("service.cli", {"opentelemetry", "torch", "transformers", "ray", "onnxruntime", "tokenizers"}),
     ],
 )
 def test_what_an_import_brings(module: str, forbidden: set[str]) -> None:
