@@ -97,7 +97,7 @@ def test_an_unknown_key_would_be_found() -> None:
 
 @every_cluster
 def test_each_deployment_has_its_group(components: tuple[str, ...]) -> None:
-    """What a deployment's actors ask for is what its group's nodes offer, once each, and there may be enough of them."""
+    """What a deployment's actors ask for is what each node of its group offers, and there may be enough of them."""
     encoders, gateways = serve_config(components)["applications"]
     groups = {
         group["groupName"]: group for group in service(components)["spec"]["rayClusterConfig"]["workerGroupSpecs"]
