@@ -70,11 +70,19 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-@pytest.mark.parametrize(
-    "config", [*map(serve_config, COMPONENTS), yaml.safe_load((DEPLOY / "serve.yaml").read_text())]
-)
-def test_serve_and_the_program_know_every_key(config: Document) -> None:
+@every_cluster
+def test_serve_and_the_program_know_every_key(components: tuple[str, ...]) -> None:
     """Serve's schema has each key, and each application's arguments are settings with values that it takes."""
+    check_serve_config(serve_config(components))
+
+
+def test_the_config_by_itself_is_as_good() -> None:
+    """So are those of deploy/serve.yaml, which is there for clusters without Kubernetes."""
+    check_serve_config(yaml.safe_load((DEPLOY / "serve.yaml").read_text()))
+
+
+def check_serve_config(config: Document) -> None:
+    """Hold a config of Serve against its schema and the program's settings."""
     assert unknown_keys(schema.ServeDeploySchema, config) == []
     schema.ServeDeploySchema.model_validate(config)
     models, gateways = config["applications"]
