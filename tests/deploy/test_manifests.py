@@ -2,16 +2,20 @@
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from manifests import (
     DEPLOY,
     Document,
     Pod,
     every_combination,
+    kubectl,
     needs_kubectl,
     of_kind,
     only,
@@ -58,8 +62,6 @@ def validated_against(document: str, version: str) -> str:
 
 def test_the_reader_of_results_is_valid() -> None:
     """The Pod that copies a load test's results out, applied by itself, keeps to the strict schema too."""
-    import yaml
-
     document = yaml.safe_load((DEPLOY / "loadtest" / "reader.yaml").read_text())
     kubernetes_validate.validate(document, "1.37", strict=True)
     (pod,) = pods([document])
@@ -191,3 +193,26 @@ def test_settings_name_their_content() -> None:
     )
     assert len(cpu) == len(gpu) == 2
     assert not cpu & gpu
+
+
+def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
+    """An overlay of one's own with the README's setting and its patches has the one and what the others leave."""
+    examples = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    assert len(examples) == 2
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    place = tmp_path / "deploy" / "overlays" / "mine"
+    place.mkdir()
+    (place / "kustomization.yaml").write_text("\n".join(examples))
+    command = kubectl()
+    assert command is not None
+    rendered = subprocess.run([command, "kustomize", str(place)], check=True, capture_output=True, text=True).stdout
+    documents = list(yaml.safe_load_all(rendered))
+    settings = next(found["data"] for found in of_kind(documents, "ConfigMap") if "ATTENCODE_MODEL" in found["data"])
+    assert settings["ATTENCODE_MAX_QUEUE_SIZE"] == "2048"
+    assert settings["ATTENCODE_PORT"] == "50051"
+    (pod,) = pods(documents)
+    assert [container["name"] for container in pod.containers] == ["server"]
+    assert [volume["name"] for volume in pod.spec["volumes"]] == ["tmp"]
+    assert [mount["name"] for mount in pod.spec["containers"][0]["volumeMounts"]] == ["tmp"]
+    policies = {document["metadata"]["name"] for document in of_kind(documents, "NetworkPolicy")}
+    assert policies == {"attencode-deny", "attencode-server"}
