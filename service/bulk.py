@@ -6,6 +6,7 @@ May import: bulk_files, bulk_partial, bulk_pipeline, client, destination, reques
 """
 
 import contextlib
+import errno
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
@@ -229,7 +230,7 @@ def _advised(partial: Partial, source: str, options: BulkOptions, form: str, wid
                 row_bytes = width * np.dtype(options.data_type).itemsize
                 more = (total - kept) * row_bytes + bulk_files.final_bytes(form, total, width, options.data_type)
                 parts.append(f"what is missing takes about {destination.in_words(more)} in all")
-            way = f"make room and {way}"
+            way = f"{'raise the limit' if error.errno == errno.EFBIG else 'make room'} and {way}"
         told = NotWritten("; ".join((str(error), *parts, way)))
         told.errno = error.errno
         raise told from error

@@ -95,9 +95,7 @@ def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
     except NotWritten:
         raise
     except OSError as error:
-        needed = f"about {in_words(needed_bytes)} needed, " if needed_bytes else ""
-        room = f" ({needed}{in_words(free_bytes(path))} free)" if is_no_room(error) else ""
-        told = NotWritten(f"{path} cannot be written: {_reason(error)}{room}")
+        told = NotWritten(f"{path} cannot be written: {_reason(error)}{_room(error, path, needed_bytes)}")
         told.errno = error.errno
         raise told from error
 
@@ -107,15 +105,19 @@ def is_no_room(error: OSError) -> bool:
     return error.errno in _NO_ROOM
 
 
-def free_bytes(path: Path) -> int:
-    """Give the bytes that are free where a file lies or shall lie."""
-    return shutil.disk_usage(path.parent).free
-
-
 def in_words(size_bytes: int) -> str:
     """Write a size with three digits, such as 1.23 MB."""
     unit_bytes, unit = next((entry for entry in _UNITS if size_bytes >= entry[0]), (1, "bytes"))
     return f"{size_bytes / unit_bytes:.3g} {unit}"
+
+
+def _room(error: OSError, path: Path, needed_bytes: int) -> str:
+    if not is_no_room(error):
+        return ""
+    parts = [f"about {in_words(needed_bytes)} needed"] if needed_bytes else []
+    if error.errno != errno.EFBIG:  # whatever is free, a file is not to be so large
+        parts.append(f"{in_words(shutil.disk_usage(path.parent).free)} free")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _reason(error: OSError) -> str:
