@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("deploy", help="put a model, or a new artifact of it, on the replicas of a Ray cluster")
 
     undeploy = commands.add_parser("undeploy", help="take models off a Ray cluster")
-    undeploy.add_argument("names", nargs="+", metavar="NAME")
+    undeploy.add_argument("names", nargs="+", metavar="NAME", help="name of a served model")
     undeploy.add_argument("--address", default="auto", help="the cluster, HOST:PORT; this node's if unset")
     undeploy.set_defaults(run=_undeploy)
 
@@ -103,11 +103,15 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
 
     encode = commands.add_parser("encode", help="encode texts, or a file of them, through a running server")
-    encode.add_argument("texts", nargs="*", metavar="TEXT")
-    encode.add_argument("--pooling", choices=("cls", "mean", "max", "last", "sentence"))
-    encode.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=None)
-    encode.add_argument("--dimensions", type=int)
-    encode.add_argument("--token-embeddings", action="store_true")
+    encode.add_argument("texts", nargs="*", metavar="TEXT", help="a text to encode, in quotes where it has blanks")
+    poolings = ("cls", "mean", "max", "last", "sentence")
+    encode.add_argument(
+        "--pooling", choices=poolings, help="how tokens become one vector; the model's own way if unset"
+    )
+    scaled = "scale vectors to length 1, or do not; as the model does if unset"
+    encode.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=None, help=scaled)
+    encode.add_argument("--dimensions", type=int, help="only the first so many of each vector; all if unset")
+    encode.add_argument("--token-embeddings", action="store_true", help="print each token's vector too")
     add_file_arguments(encode)
     encode.set_defaults(run=_encode)
 
@@ -124,7 +128,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON object")
     for command in (encode, attend, view):
         command.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
-        command.add_argument("--truncation", choices=("right", "left", "off"), default="right")
+        cut = "where a text that is too long is cut; off refuses it; right if unset"
+        command.add_argument("--truncation", choices=("right", "left", "off"), default="right", help=cut)
         command.add_argument("--prompt-name", help="prompt of the model; its default if unset")
     return parser
 

@@ -10,6 +10,7 @@
     │   ├── Outdated                            the model was replaced; the servicer begins anew
     │   └── ClusterLost                         Ray is gone; the process ends
     ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
+    ├── NotWritten         (no status)          a file that a command shall make; also an OSError
     └── StartupError       (no status)          the server does not start
         ├── ConfigError      a setting
         ├── ArtifactError    the artifact folder
@@ -111,6 +112,10 @@ class InternalFault(AttencodeError):
         """Draw an id and write the message; a client passes the message that it was sent."""
         self.id = secrets.token_hex(6)
         super().__init__(message or f"internal error {self.id}; the server's log has the details under this id")
+
+
+class NotWritten(AttencodeError, OSError):
+    """Report a file that cannot be written, in words; `errno` is the cause's."""
 
 
 class StartupError(AttencodeError):
