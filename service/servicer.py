@@ -102,6 +102,7 @@ class EncoderServicer:
         self._models = models
         self._limits = limits
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
+        metrics.watch_unsent(lambda: self._unsent.held, limits.max_answer_bytes)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
@@ -112,6 +113,7 @@ class EncoderServicer:
             "GetModel": unary(self._unary("GetModel", self._get_model)),
             "EncodeStream": stream(self._encode_stream),
         }
+        metrics.prepare_requests(methods)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
@@ -195,7 +197,9 @@ class EncoderServicer:
             timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
             return finish(EncodeResult(pooled, results, timings, served.name, served.artifact.digest))
 
-        return await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
+        answer = await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
+        metrics.record_stages(served.name, tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
+        return answer
 
     async def _tokenize(self, data: bytes, _context: Context) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
@@ -225,6 +229,7 @@ class EncoderServicer:
             return share, await self._stream_item(data, context, share)
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
+        metrics.record_stream(1)
         try:
             stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
             if stuck is not None:
@@ -233,6 +238,7 @@ class EncoderServicer:
                 metrics.record_stalled()
                 await _abort(context, Stalled(self._limits.stalled_after_s))
         finally:
+            metrics.record_stream(-1)
             for share in shares:
                 share.give_back()
         if stopping.is_set():
