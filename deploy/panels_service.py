@@ -103,21 +103,18 @@ HEALTHY = (
     ),
     Panel(
         "Unsent answers",
-        "Answers that are computed, or begun, and not yet sent. It stays high where readers are slow; at the limit "
-        "large answers wait for room.",
+        "Bytes of answers that are computed, or begun, and not yet sent. They stay high where readers are slow. Large "
+        "answers wait for room at attencode_unsent_limit_bytes (--max-answer-bytes, 1 GiB if unset).",
         "bytes",
-        (
-            (f"attencode_unsent_bytes{{{SERVERS}}}", SERVER),
-            (f"max(attencode_unsent_limit_bytes{{{SERVERS}}})", "limit"),
-        ),
+        ((f"attencode_unsent_bytes{{{SERVERS}}}", SERVER),),
     ),
     Panel(
         "Streams",
-        "EncodeStream calls that are open, and those that were ended because nobody read their answers, an hour.",
+        "EncodeStream calls that are open, and those that were ended because nobody read their answers, a minute.",
         "none",
         (
             (f"sum(attencode_open_streams{{{SERVERS}}})", "open"),
-            (f"3600 * sum(rate(attencode_stalled_streams_total{{{SERVERS}}}{RANGE}))", "stalled an hour"),
+            (f"60 * sum(rate(attencode_stalled_streams_total{{{SERVERS}}}{RANGE}))", "stalled a minute"),
         ),
     ),
 )

@@ -137,7 +137,6 @@ PADDING = (
                 "{{model}}",
             ),
         ),
-        most=1,
     ),
     Panel(
         "Device time that padding takes",
@@ -161,7 +160,6 @@ PADDING = (
                 "{{model}}",
             ),
         ),
-        most=1,
     ),
     Panel(
         "Rows of a batch",

@@ -6,7 +6,6 @@ May import: everything, each command what it needs when it runs.
 """
 
 import argparse
-import logging
 import math
 import os
 import signal
@@ -15,15 +14,13 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from service import cli_attend, cli_view
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
-
-if TYPE_CHECKING:
-    from service.config import ServiceConfig
+from service.logs import log_to_stderr
 
 _STARTED = time.perf_counter()
 _DEPLOY_HELP = """usage: attencode deploy NAME=MODEL ... [--address HOST:PORT] [settings]
@@ -36,6 +33,7 @@ every node has under this path. Settings are these of `attencode serve`: --repli
 runs, or, where nothing runs any more, is as `attencode serve` has it.
 """
 _DEPLOY_SETTINGS = {"address", "cache_dir", "log_level", "models", "precision", "provider", "ray", "streams"} | {
+    *("log_format",),
     *("replica_batches", "replica_cpus", "replica_gpus", "replicas"),
 }
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -141,7 +139,7 @@ def _serve(words: list[str]) -> int:
     from service.config import parse_config, prepare_ray_environment  # noqa: PLC0415
 
     config = parse_config(words)
-    _log_to_stderr(config)
+    log_to_stderr(config.log_level, config.log_format)
     from service.server import serve  # noqa: PLC0415
 
     artifacts = open_models(config)
@@ -165,11 +163,6 @@ def _serve(words: list[str]) -> int:
     return 0
 
 
-def _log_to_stderr(config: "ServiceConfig") -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=config.log_level.upper(), format=form, stream=sys.stderr)
-
-
 def _deploy(words: list[str]) -> int:
     """Deploy each NAME=MODEL; the flags are those of serve, unset ones stay as they run."""
     from service.cache import end_in_order, open_models  # noqa: PLC0415
@@ -187,7 +180,7 @@ def _deploy(words: list[str]) -> int:
     if foreign := config.model_fields_set - _DEPLOY_SETTINGS:
         flags = ", ".join(sorted("--" + name.replace("_", "-") for name in foreign))
         raise ConfigError(f"deploy has no use for {flags}; give it to `attencode serve`")
-    _log_to_stderr(config)
+    log_to_stderr(config.log_level, config.log_format)
     artifacts = open_models(config)
     prepare_ray_environment()
     from service.cluster import deploy, describe, joined, settings_for  # noqa: PLC0415

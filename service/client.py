@@ -1,7 +1,8 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, tracing,
+errors, grpc.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from service.pb.encoder_pb2_grpc import EncoderStub
 from service.plain import InputLike, Layers, encode_request, read_inputs
 from service.request import EncodeRequest, EncodeResult, ModelInfo, TextInput, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption, Unanswered
+from service.tracing import outgoing_metadata
 
 DEFAULT_TIMEOUT_S = 30.0
 
@@ -141,7 +143,7 @@ class Client:
         try:
             while True:
                 joiner = Joiner()
-                call = self._stub.EncodeStream(items.messages(), timeout=left_s(), wait_for_ready=self._wait_for_ready)
+                call = self._stub.EncodeStream(items.messages(), **_options(left_s(), self._wait_for_ready))
                 try:
                     for message in call:
                         answer = _stream_answer(message, joiner, items)
@@ -191,7 +193,7 @@ class Client:
 
     def _call(self, method: Any, message: Any) -> Any:
         try:
-            return method(message, timeout=self._timeout_s, wait_for_ready=self._wait_for_ready)
+            return method(message, **_options(self._timeout_s, self._wait_for_ready))
         except grpc.RpcError as error:
             raise _error(error) from error
 
@@ -251,7 +253,7 @@ class AsyncClient:
         try:
             while True:
                 joiner = Joiner()
-                call = self._stub.EncodeStream(items.amessages(), timeout=left_s(), wait_for_ready=self._wait_for_ready)
+                call = self._stub.EncodeStream(items.amessages(), **_options(left_s(), self._wait_for_ready))
                 try:
                     async for message in call:
                         answer = _stream_answer(message, joiner, items)
@@ -302,7 +304,7 @@ class AsyncClient:
 
     async def _call(self, method: Any, message: Any) -> Any:
         try:
-            return await method(message, timeout=self._timeout_s, wait_for_ready=self._wait_for_ready)
+            return await method(message, **_options(self._timeout_s, self._wait_for_ready))
         except grpc.RpcError as error:
             raise _error(error) from error
 
@@ -311,6 +313,11 @@ def _channel_options(address: str, options: SequenceOf[tuple[str, Any]]) -> list
     if not address:
         raise InvalidRequest("the server's address is empty; give host and port, for instance 127.0.0.1:50051")
     return [*CHANNEL_OPTIONS, *options]
+
+
+def _options(timeout_s: float | None, wait_for_ready: bool) -> dict[str, Any]:  # noqa: FBT001
+    """Give the options of a call that begins now, its caller's span among them."""
+    return {"timeout": timeout_s, "wait_for_ready": wait_for_ready, "metadata": outgoing_metadata()}
 
 
 def _left(timeout_s: float | None) -> Callable[[], float | None]:

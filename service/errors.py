@@ -127,3 +127,8 @@ class ArtifactError(StartupError):
 
 class ProviderError(StartupError):
     """Report an execution provider that was asked for and cannot run."""
+
+
+def is_for_callers(error: BaseException) -> bool:
+    """Tell whether a caller may read an error's message; not that of a start, late as it may come."""
+    return isinstance(error, AttencodeError) and not isinstance(error, StartupError)

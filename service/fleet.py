@@ -376,7 +376,7 @@ def answer_bytes(batch: Batch, artifact: Artifact) -> int:
 def _result(answer: Answer) -> BatchResult:
     if answer.error:
         raise RuntimeError(f"replica {answer.identity.id} on {answer.identity.node}: {answer.error}")
-    return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked)
+    return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked, replica=answer.identity.id)
 
 
 def _joined(results: Mapping[int, BatchResult], batch: Batch) -> dict[str, NDArray[np.float32]]:
@@ -394,5 +394,6 @@ def _joined(results: Mapping[int, BatchResult], batch: Batch) -> dict[str, NDArr
 def _fault(error: Exception) -> InternalFault:
     """Make the error of a row that takes its replica down, and log it under its id."""
     fault = InternalFault()
-    _LOG.error("an input was lost with its replica each time that it ran (%s)", fault.id, exc_info=error)
+    told = {"error_id": fault.id}
+    _LOG.error("an input was lost with its replica each time that it ran (%s)", fault.id, exc_info=error, extra=told)
     return fault

@@ -21,9 +21,11 @@ from service import metrics
 from service.backend import Backend
 from service.config import ServiceConfig
 from service.errors import ConfigError
+from service.logs import line
 from service.memory import Memory
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
+from service.tracing import Tracing, otlp_tracing
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,9 +43,19 @@ _PULSE_S = 0.1
 class Server:
     """The models of one backend behind one port."""
 
-    def __init__(self, config: ServiceConfig, backend: Backend) -> None:
-        """Wire the parts; nothing runs yet."""
+    def __init__(self, config: ServiceConfig, backend: Backend, tracing: Tracing | None = None) -> None:
+        """Wire the parts; nothing runs yet.
+
+        Args:
+            config: The settings.
+            backend: Where the models run.
+            tracing: Where spans go, if not where the settings say.
+
+        Raises:
+            ConfigError: The settings ask for tracing, and it cannot be had.
+        """
         self._config = config
+        self._tracing = otlp_tracing() if tracing is None and config.tracing else tracing
         self._backend = backend
         self._models = Models(backend.names)
         limits = RequestLimits(
@@ -53,7 +65,7 @@ class Server:
             config.max_stream_requests,
             config.stalled_after_s,
         )
-        self._servicer = EncoderServicer(self._models, limits)
+        self._servicer = EncoderServicer(self._models, limits, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -102,6 +114,8 @@ class Server:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
         if self._pulse is not None:
             self._pulse.cancel()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def lost(self) -> None:
         """Wait for ever, or until the models are gone for good.
@@ -197,7 +211,8 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
         loop.add_signal_handler(number, stop.set)
     await server.start()
     out = sys.__stdout__ or sys.stdout  # Ray's own words go to stderr
-    out.write(f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)\n")
+    ready = f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)"
+    out.write(line(ready, __name__, config.log_format) + "\n")
     out.flush()
     ends = {loop.create_task(stop.wait()), loop.create_task(server.lost())}
     ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,8 @@ ALLOWED = {
     "config": {"errors"},
     "metrics": set(),
     "memory": set(),
+    "tracing": {"errors"},
+    "logs": {"tracing"},
     "tokenization": {"artifact", "request", "errors"},
     "reduce": {"attention", "request", "errors"},
     "batching": {"reduce", "tokenization"},
@@ -25,7 +27,7 @@ ALLOWED = {
     "placement": {"openvino", "cuda", "artifact", "errors"},
     "session": {"artifact", "batching", "placement", "reduce", "openvino", "cuda", "errors"},
     "runner": {"batching", "session", "request", "errors"},
-    "engine": {"batching", "reduce", "runner", "outputs", "tokenization", "metrics", "errors"},
+    "engine": {"batching", "reduce", "runner", "outputs", "tokenization", "metrics", "tracing", "errors"},
     "attention": set(),
     "request": {"attention"},
     "plain": {"attention", "request", "errors"},
@@ -38,8 +40,10 @@ ALLOWED = {
     },
     "chunks": {"pb", "codec", "codec_enums", "request", "errors"},
     "stream": {"errors"},
+    "calls": {"metrics", "errors"},
     "servicer": {
         "pb",
+        "calls",
         "codec",
         "chunks",
         "served",
@@ -47,6 +51,7 @@ ALLOWED = {
         "outputs",
         "tokenization",
         "metrics",
+        "tracing",
         "request",
         "errors",
     },
@@ -64,7 +69,9 @@ ALLOWED = {
     "view": {"errors"},
     "pages": {"view"},
     "attended": {"attention", "request", "errors", "pages", "view"},
-    "client": {"pb", "codec", "chunks", "resumption", "attended", "attention", "plain", "request", "errors"},
+    "client": {
+        *("pb", "codec", "chunks", "resumption", "attended", "attention", "plain", "request", "tracing", "errors"),
+    },
     "cli_print": set(),
     "cli_attend": {"attention", "client", "cli_print", "errors"},
     "cli_view": {"attention", "client", "cli_attend", "cli_print", "view", "errors"},
@@ -132,10 +139,10 @@ def test_only_the_config_reads_the_environment() -> None:
         (
             "attencode",
             {"torch", "transformers", "ray", "onnxruntime", "tokenizers", "pydantic", "prometheus_client"}
-            | {"matplotlib", "bertviz"},
+            | {"matplotlib", "bertviz", "opentelemetry"},
         ),
-        ("service.server", {"torch", "transformers", "ray"}),
-        ("service.cli", {"torch", "transformers", "ray", "onnxruntime", "tokenizers"}),
+        ("service.server", {"torch", "transformers", "ray", "opentelemetry"}),
+        ("service.cli", {"opentelemetry", "torch", "transformers", "ray", "onnxruntime", "tokenizers"}),
     ],
 )
 def test_what_an_import_brings(module: str, forbidden: set[str]) -> None:

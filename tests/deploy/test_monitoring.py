@@ -30,6 +30,7 @@ MONITORING = ROOT / "deploy" / "components" / "monitoring"
 SETTINGS = ("--max-queue-size", "400", "--stalled-after-s", "1", "--model-name", "tiny", "--provider", "cpu")
 ON_RAY = ("--ray", "--replicas", "2", "--replica-cpus", str(LITTLE_CPU))
 WINDOW = "5s"
+REACHED = ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 FROM_OTHERS = {"up"}  # what Prometheus itself says of its targets
 LABELS = {
     "method": {"Encode", "EncodeStream", "GetModel", "Tokenize"},
@@ -270,7 +271,7 @@ def test_each_panel_shows_something(watched: Watched, shown: list[dict[str, Any]
 def test_the_load_moves_what_it_should(watched: Watched) -> None:
     """Mistakes, refusals, missed deadlines, truncation, padding, unread streams and waiting work are seen as such."""
     moving = [
-        *(f'attencode_requests_total{{code="{code}"}}' for code in ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")),
+        *(f'attencode_requests_total{{code="{code}"}}' for code in REACHED),
         'attencode_refused_requests_total{reason="queue_full"}',
         *(f'attencode_stage_seconds_total{{stage="{stage}"}}' for stage in LABELS["stage"]),
         *("attencode_truncated_inputs_total", "attencode_pad_tokens_total", "attencode_stalled_streams_total"),
@@ -283,6 +284,7 @@ def test_the_load_moves_what_it_should(watched: Watched) -> None:
         query = f"max(max_over_time({expression}[{seconds}s]))"
         (result,) = watched.prometheus.ask("query", query=query, time=watched.until_s)["result"]
         assert float(result["value"][1]) > 0, expression
+    assert 'attencode_requests_total{code="CANCELLED",method="Encode"} 0.0' in watched.page  # nobody left early
 
 
 def test_prometheus_evaluates_each_rule(watched: Watched) -> None:
