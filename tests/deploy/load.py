@@ -63,7 +63,7 @@ def mistake(client: Client, draw: random.Random) -> None:
 def hasty(client: Client, draw: random.Random) -> None:
     """A deadline that cannot be met."""
     with suppress(attencode.AttencodeError):
-        client.encode([words(draw, 30)] * 64)
+        client.encode([words(draw, 30)] * 256)
     time.sleep(0.1)
 
 

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy import dashboard
 from deploy.plot_dashboard import Prometheus, draw, panels
-from tests.deploy.load import EVERYTHING, SECRET, run
+from tests.deploy.load import EVERYTHING, SECRET, hasty, run
 from tests.service.conftest import LITTLE_CPU, ServerProcess, spawning
 from tests.service.faults.load import free_port, wait_until
 
@@ -197,7 +197,8 @@ def watched(
             prometheus_of(server.metrics_port, rules, tmp_path_factory.mktemp("prometheus")) as address,
         ):
             since_s = time.time()
-            failures = run(server.address, 12.0, *EVERYTHING)
+            failures = run(server.address, 10.0, *EVERYTHING)
+            failures += run(server.address, 1.0, (hasty, 1))  # among others it is refused at once
             assert not failures, failures
             page = urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=5).read().decode()
             prometheus = Prometheus(address, job="attencode", window=WINDOW)
