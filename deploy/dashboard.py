@@ -146,7 +146,11 @@ def _lines(panel: Panel) -> dict[str, Any]:
     custom: dict[str, Any] = {"lineWidth": 1, "fillOpacity": 30 if panel.stack else 5, "showPoints": "never"}
     if panel.stack:
         custom["stacking"] = {"mode": panel.stack, "group": "A"}
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": custom}
+    defaults: dict[str, Any] = {"unit": panel.unit, "custom": custom}
+    if panel.logarithmic:
+        custom["scaleDistribution"] = {"type": "log", "log": 10}
+    else:
+        defaults["min"] = 0
     if panel.most is not None:
         defaults["max"] = panel.most
     if panel.thresholds:

@@ -35,6 +35,7 @@ class Panel:
         thresholds: Values from which it turns orange and red; none for no colour.
         low_is_bad: The thresholds are lower bounds: red below the first, green from the last on.
         most: Top of the axis; None for as high as it goes.
+        logarithmic: Whether the axis is, for what differs by orders of magnitude.
         fed_by_ray: Only a server with `--ray` has these figures.
     """
 
@@ -48,6 +49,7 @@ class Panel:
     thresholds: tuple[float, ...] = ()
     low_is_bad: bool = False
     most: float | None = None
+    logarithmic: bool = False
     fed_by_ray: bool = False
 
 
@@ -75,3 +77,10 @@ def quantile(portion: float, histogram: str, labels: str, by: str = "") -> str:
     """Give the value below which that portion of a histogram's values lie."""
     groups = f"le, {by}" if by else "le"
     return f"histogram_quantile({portion}, {rate(histogram + '_bucket', groups, labels)})"
+
+
+PAD = rate("attencode_pad_tokens_total", "model", MODELS)
+COMPUTED = rate("attencode_computed_tokens_total", "model", MODELS)
+INPUTS = rate("attencode_inputs_total", "model", MODELS)
+TOKENS = rate("attencode_tokens_total", "model", MODELS)
+BATCHES = rate("attencode_batch_inputs_count", "model", MODELS)

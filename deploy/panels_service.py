@@ -2,16 +2,20 @@
 
 from deploy.panel import (
     ALL,
+    COMPUTED,
     DURATION,
     ENCODE,
     FAULTS,
+    INPUTS,
     LATE,
     MODELS,
+    PAD,
     RANGE,
     REFUSED,
     REQUESTS,
     SERVER,
     SERVERS,
+    TOKENS,
     Panel,
     quantile,
     rate,
@@ -132,6 +136,7 @@ FAST = (
             ("attencode:request_duration_target_seconds", "target"),
         ),
         width=12,
+        logarithmic=True,
     ),
     Panel(
         "Encode: how many took how long",
@@ -147,17 +152,25 @@ FAST = (
         "Bulk clients keep many items waiting, so that theirs are slow on purpose.",
         "s",
         ((quantile(0.99, DURATION, SERVERS, "method"), "{{method}}"),),
+        logarithmic=True,
     ),
     Panel(
         "Tokens",
-        "What the servers get done: tokens of inputs, special ones included, padding not.",
+        "Tokens of inputs a second, special ones included, padding not: those that were computed, and those that "
+        "came, of which refused ones are part.",
         "short",
-        ((rate("attencode_tokens_total", "model", MODELS), "{{model}} tokens/s"),),
+        (
+            (f"{COMPUTED} - {PAD}", "{{model}} computed"),
+            (TOKENS, "{{model}} came"),
+        ),
     ),
     Panel(
         "Inputs",
-        "Texts, pairs or token lists a second.",
+        "Texts, pairs or token lists a second: those that were computed, and those that came.",
         "short",
-        ((rate("attencode_inputs_total", "model", MODELS), "{{model}} inputs/s"),),
+        (
+            (rate("attencode_batch_inputs_sum", "model", MODELS), "{{model}} computed"),
+            (INPUTS, "{{model}} came"),
+        ),
     ),
 )

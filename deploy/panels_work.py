@@ -2,27 +2,26 @@
 
 from deploy.panel import (
     ALL,
+    BATCHES,
+    COMPUTED,
     DURATION,
     ENCODE,
     FAULTS,
+    INPUTS,
     MODELS,
+    PAD,
     RANGE,
     REPLICA,
     REQUESTS,
     SERVER,
     SERVERS,
+    TOKENS,
     Panel,
     mean,
     over,
     quantile,
     rate,
 )
-
-PAD = rate("attencode_pad_tokens_total", "model", MODELS)
-COMPUTED = rate("attencode_computed_tokens_total", "model", MODELS)
-INPUTS = rate("attencode_inputs_total", "model", MODELS)
-TOKENS = rate("attencode_tokens_total", "model", MODELS)
-BATCHES = rate("attencode_batch_inputs_count", "model", MODELS)
 
 BOTTLENECK = (
     Panel(
@@ -92,6 +91,7 @@ BOTTLENECK = (
             (quantile(0.99, "attencode_inference_duration_seconds", MODELS), "inference"),
             (quantile(0.99, "attencode_batch_duration_seconds", MODELS), "batch"),
         ),
+        logarithmic=True,
     ),
     Panel(
         "Batches under way",

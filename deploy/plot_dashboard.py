@@ -129,7 +129,10 @@ def _draw_lines(axes: Any, panel: Mapping[str, Any], found: list[Series], since_
     else:
         for item in found:
             axes.plot([moment - since_s for moment in item.times], item.values, label=item.name, linewidth=1.2)
-    axes.set_ylim(0, defaults.get("max"))
+    if "min" in defaults:
+        axes.set_ylim(defaults["min"], defaults.get("max"))
+    else:
+        axes.set_yscale("log")
     unit = "share" if stacking == "percent" else _UNITS.get(defaults["unit"], "")
     axes.set_ylabel(unit, fontsize=8)
     axes.tick_params(labelsize=8)
