@@ -96,6 +96,30 @@ def test_the_dashboard_can_be_imported(shown: list[dict[str, Any]]) -> None:
         assert unit["unit"]
 
 
+def test_grafana_knows_each_key() -> None:
+    """Read into Grafana's own model of a dashboard and written again, nothing of it is lost or different."""
+    models = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason="Grafana's models are missing")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+
+    register_default_plugins()
+    given = json.loads((MONITORING / "dashboard.json").read_text())
+    known = json.loads(JSONEncoder().encode(models.Dashboard.from_json(given)))
+    assert list(lost(given, known)) == []
+
+
+def lost(given: Any, known: Any, place: str = "") -> Iterator[str]:
+    """List where something that was given is not known."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            yield from lost(value, known.get(key), f"{place}.{key}")
+    elif isinstance(given, list) and isinstance(known, list) and len(given) == len(known):
+        for number, value in enumerate(given):
+            yield from lost(value, known[number], f"{place}[{number}]")
+    elif given != known:
+        yield f"{place}: {given!r}, not {known!r}"
+
+
 def test_every_alert_has_its_page(rules: dict[str, Any]) -> None:
     """Each has a severity, a summary, a description and a section of the runbook, and no section is without alert."""
     alerts = [rule for rule in every_rule(rules) if "alert" in rule]
