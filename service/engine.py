@@ -349,14 +349,14 @@ class Engine:
             states = [row for row, (job, _) in enumerate(taken) if job.needs_states]
             batch = pad(sequences, outputs, self._pad_token_id, self._limits, looks=looks, state_rows=states)
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
+            started = time.monotonic()
             deadline_s = _latest(job.deadline_s for job, _ in taken)
             self._alone = self._alone + 1 if self._submitted == self._running == 1 and not len(self._waiting) else 0
-            alone = self._alone > _ALONE_BATCHES
             with batch_trace((job.trace for job, _ in taken), batch.input_ids.shape, batch.lengths) as trace:
-                result = await self._runner.run(batch, alone=alone, deadline_s=deadline_s)
+                result = await self._runner.run(batch, alone=self._alone > _ALONE_BATCHES, deadline_s=deadline_s)
                 trace.ran(result.inference_s, result.replica, len(result.failed))
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
-            metrics.record_batch_ended(self._model, "error", 0.0)
+            metrics.record_batch_ended(self._model, "error")
             self._fail(taken, error)
             return
         finally:
@@ -364,7 +364,7 @@ class Engine:
             tokens = sum(job.sequences[place].length for job, place in taken)
             self._drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
-        metrics.record_batch_ended(self._model, "ok", result.inference_s)
+        metrics.record_batch_ended(self._model, "ok", result.inference_s, time.monotonic() - started)
         self._hand_out(taken, batch, result, waited_s)
 
     def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:

@@ -17,10 +17,12 @@ import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from service import metrics
 from service.backend import Backend
 from service.config import ServiceConfig
 from service.errors import ConfigError
 from service.logs import line
+from service.memory import Memory
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
 from service.tracing import Tracing, otlp_tracing
@@ -35,6 +37,7 @@ LIVENESS = "liveness"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _LINGER_S = 0.2
+_PULSE_S = 0.1
 
 
 class Server:
@@ -65,6 +68,7 @@ class Server:
         self._servicer = EncoderServicer(self._models, limits, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
         self._metrics_server: tuple[object, object] | None = None
         self.port = 0
@@ -89,6 +93,7 @@ class Server:
         _spare_the_collector()
         await self._announce()
         self._announcer = asyncio.get_running_loop().create_task(self._keep_announcing())
+        self._pulse = asyncio.get_running_loop().create_task(_feel_the_pulse())
 
     async def stop(self) -> None:
         """Drain: say NOT_SERVING, refuse new calls, answer the accepted ones, then close."""
@@ -107,6 +112,8 @@ class Server:
         await self._backend.stop()
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
+        if self._pulse is not None:
+            self._pulse.cancel()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
@@ -150,6 +157,9 @@ class Server:
         if config.metrics_port == "none":
             return
         host = config.metrics_host or config.host
+        prometheus_client.disable_created_metrics()  # a fifth of all series, and of use to nobody here
+        memory = Memory()
+        metrics.watch_memory(memory.used_bytes, memory.limit_bytes)
         try:
             self._metrics_server = prometheus_client.start_http_server(config.metrics_port, host)
         except OSError as error:
@@ -172,6 +182,15 @@ class Server:
             await self._models.changed.wait()
             self._models.changed.clear()
             await self._announce()
+
+
+async def _feel_the_pulse() -> None:
+    """Measure for ever how late the event loop is, and how much of a core its thread uses."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s, used_s = loop.time() + _PULSE_S, time.thread_time()
+        await asyncio.sleep(_PULSE_S)
+        metrics.record_loop(max(0.0, loop.time() - due_s), time.thread_time() - used_s)
 
 
 async def serve(config: ServiceConfig, backend: Backend, started: float) -> None:

@@ -1,7 +1,7 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
+May import: pb (through codec), calls, codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
 errors, grpc.
 """
 
@@ -21,11 +21,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
+from service.calls import counted, deadline_s
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
     AnswerTooLarge,
     AttencodeError,
-    InternalFault,
     InvalidRequest,
     Outdated,
     QueueFull,
@@ -107,6 +107,7 @@ class EncoderServicer:
         self._tracing = tracing
         self._limits = limits
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
+        metrics.watch_unsent(lambda: self._unsent.held, limits.max_answer_bytes)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
@@ -117,6 +118,7 @@ class EncoderServicer:
             "GetModel": unary(self._unary("GetModel", self._get_model)),
             "EncodeStream": stream(self._encode_stream),
         }
+        metrics.prepare_requests(methods)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
@@ -127,7 +129,7 @@ class EncoderServicer:
         async def handle(data: bytes, context: Context) -> bytes:
             try:
                 with self._span(method, context):
-                    return await _counted(method, answer(data, context))
+                    return await counted(method, context, answer(data, context))
             except AttencodeError as error:
                 await _abort(context, error)
                 raise
@@ -158,7 +160,7 @@ class EncoderServicer:
     ) -> Answer:
         """Answer one parsed request; `finish` turns the result into what is sent."""
         request = codec.decode_encode_request(message)
-        call = _Call(request, context.peer(), _deadline_s(context), started, share, most_bytes)
+        call = _Call(request, context.peer(), deadline_s(context), started, share, most_bytes)
         while True:
             served = self._find(call.request)
             try:
@@ -204,7 +206,9 @@ class EncoderServicer:
             timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
             return finish(EncodeResult(pooled, results, timings, served.name, served.artifact.digest))
 
-        return await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
+        answer = await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
+        metrics.record_stages(served.name, tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
+        return answer
 
     async def _tokenize(self, data: bytes, _context: Context) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
@@ -234,6 +238,7 @@ class EncoderServicer:
             return share, await self._stream_item(data, context, share)
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
+        metrics.record_stream(1)
         try:
             stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
             if stuck is not None:
@@ -242,6 +247,7 @@ class EncoderServicer:
                 metrics.record_stalled()
                 await _abort(context, Stalled(self._limits.stalled_after_s))
         finally:
+            metrics.record_stream(-1)
             for share in shares:
                 share.give_back()
         if stopping.is_set():
@@ -297,7 +303,7 @@ class EncoderServicer:
                 message.request, context, finish, started=started, share=share, most_bytes=most_bytes
             )
             with self._span("EncodeStream", context, item=number):
-                return await _counted("EncodeStream", work)
+                return await counted("EncodeStream", context, work)
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
@@ -351,27 +357,6 @@ async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe:
     return sequences, seconds
 
 
-async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:
-    """Await an answer, count it with its status, and hide what is not the caller's business."""
-    started = time.perf_counter()
-    code = "CANCELLED"
-    metrics.record_request_started()
-    try:
-        result = await answer
-        code = "OK"
-        return result
-    except AttencodeError as error:
-        code = error.status.name
-        raise
-    except Exception as error:
-        fault = InternalFault()
-        code = fault.status.name
-        _LOG.exception("%s failed (%s)", method, fault.id, extra={"error_id": fault.id})
-        raise fault from error
-    finally:
-        metrics.record_request(method, code, time.perf_counter() - started)
-
-
 async def _abort(context: Context, error: AttencodeError) -> None:
     """End a call with an error's status, message and, where trying again helps, its delay."""
     trailing: tuple[tuple[str, str | bytes], ...] = ()
@@ -388,12 +373,6 @@ async def _abort(context: Context, error: AttencodeError) -> None:
     elif isinstance(error, AnswerTooLarge) and error.fits_stream:
         trailing = (("attencode-fits-stream", "1"),)
     await context.abort(error.status, caller_message(error), trailing)
-
-
-def _deadline_s(context: Context) -> float | None:
-    """Give a call's deadline on the clock of `time.monotonic`."""
-    remaining_s = context.time_remaining()
-    return None if remaining_s is None else time.monotonic() + remaining_s
 
 
 def _text_bytes(request: TokenizeRequest) -> int:
