@@ -11,7 +11,7 @@
 #         Runtime by itself, and the one for ARM.
 # gpu     serves on NVIDIA GPUs; the node brings the driver, the image CUDA's libraries.
 # ray     has Ray Serve besides, for a RayService's head and workers; RUNTIME=gpu for workers with GPUs.
-# export  turns a checkpoint into an artifact: an initContainer's image, the only one with torch.
+# export  turns a checkpoint into an artifact, checked with ONNX Runtime: an initContainer's image, the only one with torch.
 # baked   is SERVER (cpu, gpu or ray) with MODEL in it: a hub id, or /checkpoint, which is the build context of that name:
 #         docker build --target baked --build-arg MODEL=/checkpoint --build-context checkpoint=FOLDER .
 #
@@ -33,6 +33,7 @@ RUN python3 -m venv tools && tools/bin/pip install --require-hashes --no-deps -r
 COPY pyproject.toml LICENSE README.md attencode.py src/
 COPY model src/model
 COPY service src/service
+COPY deploy/install.sh ./
 RUN tools/bin/pip wheel --no-build-isolation --no-deps --wheel-dir wheels ./src
 
 # What every image has in common. `/models` is where artifacts are mounted, or written by an export; /tmp must be
@@ -62,8 +63,7 @@ CMD ["serve", "/models/model"]
 FROM builder AS cpu-packages
 ARG RUNTIME=amd
 COPY deploy/constraints/${RUNTIME}.txt packages.txt
-RUN tools/bin/pip --python /opt/attencode/bin/python install --require-hashes --no-deps -r packages.txt && \
-    tools/bin/pip --python /opt/attencode/bin/python install --no-index --no-deps wheels/*.whl
+RUN ./install.sh packages.txt
 
 FROM server AS cpu
 COPY --from=cpu-packages /opt/attencode /opt/attencode
@@ -72,10 +72,9 @@ COPY --from=cpu-packages /opt/attencode /opt/attencode
 FROM builder AS export-packages
 ARG TORCH=torch==2.13.0
 COPY deploy/constraints/export.txt packages.txt
-RUN tools/bin/pip --python /opt/attencode/bin/python install --require-hashes --no-deps -r packages.txt && \
+RUN ./install.sh packages.txt && \
     { tools/bin/uv pip install --python /opt/attencode/bin/python --no-cache --torch-backend=cpu "${TORCH}" || \
-      tools/bin/pip --python /opt/attencode/bin/python install "${TORCH}"; } && \
-    tools/bin/pip --python /opt/attencode/bin/python install --no-index --no-deps wheels/*.whl
+      tools/bin/pip --python /opt/attencode/bin/python install "${TORCH}"; }
 
 FROM runtime AS export
 COPY --from=export-packages /opt/attencode /opt/attencode
@@ -93,8 +92,7 @@ RUN --mount=type=bind,from=checkpoint,target=/checkpoint \
 # ---------------------------------------------------------------- gpu
 FROM builder AS gpu-packages
 COPY deploy/constraints/gpu.txt packages.txt
-RUN tools/bin/pip --python /opt/attencode/bin/python install --require-hashes --no-deps -r packages.txt && \
-    tools/bin/pip --python /opt/attencode/bin/python install --no-index --no-deps wheels/*.whl
+RUN ./install.sh packages.txt
 
 FROM server AS gpu
 # What the NVIDIA container toolkit reads: all GPUs that the container is given, CUDA and nvidia-smi.
@@ -105,8 +103,7 @@ COPY --from=gpu-packages /opt/attencode /opt/attencode
 FROM builder AS ray-packages
 ARG RUNTIME=amd
 COPY deploy/constraints/ray-${RUNTIME}.txt packages.txt
-RUN tools/bin/pip --python /opt/attencode/bin/python install --require-hashes --no-deps -r packages.txt && \
-    tools/bin/pip --python /opt/attencode/bin/python install --no-index --no-deps wheels/*.whl
+RUN ./install.sh packages.txt
 
 # KubeRay's own start command goes through bash, its health checks through wget where they are not HTTP.
 FROM server AS ray

@@ -3,6 +3,8 @@
 # set of extras that the Dockerfile installs. `make lock` runs it; what is locked stays as it is unless
 # pyproject.toml forbids it, or `UPGRADE=1 make lock` takes the newest versions.
 #
+# ONNX Runtime with OpenVINO names sympy for its tools alone: 86 MB that a server never imports.
+# An export checks its graphs with ONNX Runtime, so export.txt has that too.
 # torch is in export.txt's resolution but not in the file: its wheels for processors alone come from an index of
 # PyTorch's own, so the Dockerfile installs it by version, and without what PyPI's build needs for CUDA.
 set -euo pipefail
@@ -18,15 +20,16 @@ lock() {  # FILE WHAT-UV-READS ...
 }
 
 project=../../pyproject.toml
+unused=(--no-emit-package sympy --no-emit-package mpmath)
 for runtime in amd openvino cpu gpu; do
-    lock "$runtime.txt" --extra "$runtime" --extra otel "$project"
+    lock "$runtime.txt" --extra "$runtime" --extra otel "${unused[@]}" "$project"
 done
 for runtime in amd gpu; do
-    lock "ray-$runtime.txt" --extra ray --extra "$runtime" --extra otel "$project"
+    lock "ray-$runtime.txt" --extra ray --extra "$runtime" --extra otel "${unused[@]}" "$project"
 done
 outside=(--no-emit-package torch --no-emit-package triton --no-emit-package cuda-bindings
     --no-emit-package cuda-pathfinder --no-emit-package cuda-toolkit)
-lock export.txt --extra export --constraint <(echo "$TORCH") "${outside[@]}" "$project"
+lock export.txt --extra export --extra cpu --constraint <(echo "$TORCH") "${outside[@]}" "$project"
 # what else PyPI's torch wants for CUDA
 sed -i '/^nvidia-/,/[^\\]$/d' export.txt
 lock build.txt <(printf '%s\n' 'pip>=25' 'setuptools>=77' uv)
