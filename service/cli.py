@@ -1,4 +1,4 @@
-"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info.
+"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info | health.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
 2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from service import cli_attend, cli_view
+from service import cli_attend, cli_health, cli_view
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
@@ -121,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
     info.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
     info.set_defaults(run=_info)
+
+    cli_health.add(commands, _DEFAULT_ADDRESS, _seconds)
 
     for command in (encode, attend, view, info):
         command.add_argument("--address", default=_DEFAULT_ADDRESS, help=f"the server, {_DEFAULT_ADDRESS} if unset")

@@ -76,6 +76,7 @@ ALLOWED = {
     },
     "cli_print": set(),
     "cli_attend": {"attention", "client", "cli_print", "errors"},
+    "cli_health": {"errors"},
     "cli_view": {"attention", "client", "cli_attend", "cli_print", "view", "errors"},
 }
 PB_IMPORTERS = {"chunks", "resumption", "codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
