@@ -17,7 +17,29 @@ import numpy as np
 from attencode import AttencodeError, Client, EncodeResult, Unavailable, encode_request
 
 TEXTS = ["a dog runs over the grass", "a puppy runs across the lawn", "interest rates were raised again"]
-WORDS = "the dog did not attack the old man because it was sleepy and the weather was far too warm for that".split()
+WORDS = [
+    "the",
+    "dog",
+    "did",
+    "not",
+    "attack",
+    "the",
+    "old",
+    "man",
+    "because",
+    "it",
+    "was",
+    "sleepy",
+    "and",
+    "the",
+    "weather",
+    "was",
+    "far",
+    "too",
+    "warm",
+    "for",
+    "that",
+]
 WORK_S = 4.0
 ROWS = 64
 
@@ -63,7 +85,9 @@ def drain(address: str, command: list[str]) -> None:
             future.result()
         late = [end - signalled for end in ends if end > signalled]
         assert late, f"all {calls} calls were answered before the signal; nothing is shown"
-        print(f"drain: {calls} calls of {ROWS} texts, all answered, {len(late)} after SIGTERM, the last {max(late):.1f} s")
+        print(
+            f"drain: {calls} calls of {ROWS} texts, all answered, {len(late)} after SIGTERM, the last {max(late):.1f} s"
+        )
         refused.join()
         ended_s = time.monotonic() - signalled
         try:
