@@ -1,7 +1,7 @@
 """Reduce: attention weights, layer after layer, to what one caller asked of them.
 
 The order and the formulas are those of the contract (proto/attencode/v1/encoder.proto, AttentionOptions). Only one
-layer's weights are held beside the answer. Pure numpy. May import: attention, request, errors.
+layer's weights are held beside the answer. Pure numpy. May import: attention, request, spans, errors.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.attention import Attention, Axis, Places, QueryKeyVectors
+from service.attention import Attention, Axis, Places, QueryKeyVectors, Span
 from service.errors import InvalidRequest
 from service.request import DataType, Tokens
+from service.spans import Uncovered
 
 _KEY_BYTES = 4  # of a key's number beside a weight of the largest
 ITEM_BYTES: Mapping[DataType, int] = {"float32": 4, "float16": 2}
@@ -173,9 +174,7 @@ def _named(name: str, places: Places, tokens: Tokens) -> set[int]:
             if tokens.sequences[token] == sequence and first < end and last > start and not tokens.special[token]
         }
         if not covering:
-            raise InvalidRequest(
-                f"{name} name characters {start} to {end} of text {sequence}, which no token of this input covers"
-            )
+            raise Uncovered(name, Span(start, end, sequence))
         named |= covering
     return named
 
