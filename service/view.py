@@ -1,7 +1,7 @@
 """View: attention weights as pictures by matplotlib, and the files of pictures and pages.
 
 matplotlib is imported where it is needed, and nothing is made here of what a server would have to be asked for.
-May import: errors.
+May import: values, errors.
 """
 
 import math
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import ConfigError, InvalidRequest
+from service.values import shown
 
 PAGES = ("head", "model", "neuron")
 PICTURES = ("heatmap", "rollout")
@@ -42,10 +43,13 @@ def check(path: str | Path, mode: str) -> Path:
     """Check, before anything is computed, that a file of this name can be written in this mode.
 
     Raises:
-        InvalidRequest: There is no such mode, it has no such suffix, or the folder is not there.
+        InvalidRequest: It is no path, there is no such mode, it has no such suffix, or the folder is not there.
         ConfigError: A package is missing.
     """
-    path = Path(path)
+    written = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(written, str) or "\0" in written:
+        raise InvalidRequest(f"path must be a file's path, such as 'attention.png', got {shown(path)}")
+    path = Path(written)
     if mode not in MODES:
         raise InvalidRequest(f"mode {mode!r} is unknown; it must be {', '.join(MODES)}")
     suffixes = (".html", ".htm") if mode in PAGES else (".png", ".svg")
