@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from service import bulk_files
 from service.bulk_files import Row
 from service.bulk_partial import Partial
-from service.client import Client, RemoteError
+from service.client import Client
 from service.errors import AttencodeError, ConfigError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from service.plain import encode_request
 from service.request import EncodeRequest, EncodeResult
@@ -191,9 +191,7 @@ class Pipeline:
             part = parts.pop()
             try:
                 answers.append(self._patiently([text for _, text in part]))
-            except (InvalidRequest, RemoteError) as error:
-                if isinstance(error, RemoteError) and not _too_large(error):
-                    raise
+            except InvalidRequest as error:
                 if len(part) == 1:
                     problems[part[0][0]] = "refused: " + re.sub(r"^input 0\b", "the text", str(error))
                 else:
@@ -235,11 +233,6 @@ class _Stream:
         self._requests.put(None)
         if isinstance(self._answers, Generator):
             self._answers.close()
-
-
-def _too_large(error: RemoteError) -> bool:
-    """Tell whether a request had more bytes than the server takes, which gRPC itself refuses."""
-    return error.code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in str(error)
 
 
 def _joined(answers: list[EncodeResult]) -> EncodeResult | None:
