@@ -8,7 +8,7 @@ client.encode(["time flies like an arrow"]).pooled  # (1, hidden) float32
 
 from service.attended import Attended
 from service.attention import Attention, Places, QueryKeyVectors, Span
-from service.client import AsyncClient, Client, RemoteError
+from service.client import AsyncClient, Client
 from service.errors import (
     AttencodeError,
     DeadlineExceeded,
@@ -31,6 +31,7 @@ from service.request import (
     TokenizeResult,
     Tokens,
 )
+from service.statuses import RemoteError
 
 __all__ = [
     "AsyncClient",

@@ -1,7 +1,7 @@
 """Attended: one input's answer with what its attention's axes stand for, as a table, as tensors, as a page or picture.
 
 Numpy alone; torch, and with `save` matplotlib or bertviz, are imported by the method that needs them.
-May import: attention, pages, request, errors, view.
+May import: attention, pages, request, values, errors, view.
 """
 
 import html
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from service.attention import Attention, Axis
 from service.errors import ConfigError, InvalidRequest
 from service.request import InputResult, Tokens
+from service.values import is_whole, shown
 
 _SHOWN = 64  # rows and columns of the table in a notebook; more of them are slow to show
 _TABLE = (
@@ -166,8 +167,10 @@ class Attended:
         """Find a layer or head in the answer.
 
         Raises:
-            InvalidRequest: It is not there.
+            InvalidRequest: It is no number, or not there.
         """
+        if not is_whole(wanted):
+            raise InvalidRequest(f"{noun} must be a whole number, got {shown(wanted)}")
         axis = ("layer", "head").index(noun)
         reduced = self.asked.rollout or (self.asked.reduce_layers, self.asked.reduce_heads)[axis]
         if reduced:

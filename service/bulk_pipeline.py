@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-import grpc
 import numpy as np
 
 from service.bulk_files import Row
-from service.client import Client, RemoteError
+from service.client import Client
 from service.errors import AttencodeError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
 from service.plain import encode_request
 from service.request import EncodeRequest, EncodeResult
@@ -139,9 +138,7 @@ class Pipeline:
             try:
                 texts = [text for _, text in part]
                 answers.append(self._patience.ask(partial(self._client.encode, texts, **self._request)))
-            except (InvalidRequest, RemoteError) as error:
-                if isinstance(error, RemoteError) and not _too_large(error):
-                    raise
+            except InvalidRequest as error:
                 if len(part) == 1:
                     problems[part[0][0]] = "refused: " + re.sub(r"^input 0\b", "the text", str(error))
                 else:
@@ -205,11 +202,6 @@ class _Stream:
         self._requests.put(None)
         if isinstance(self._answers, Generator):
             self._answers.close()
-
-
-def _too_large(error: RemoteError) -> bool:
-    """Tell whether a request had more bytes than the server takes, which gRPC itself refuses."""
-    return error.code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in str(error)
 
 
 def _joined(answers: list[EncodeResult]) -> EncodeResult | None:

@@ -103,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
 
     encode = commands.add_parser("encode", help="encode texts, or a file of them, through a running server")
-    encode.add_argument("texts", nargs="*", metavar="TEXT", help="a text to encode, in quotes where it has blanks")
+    help_text = "a text to encode, in quotes where it has blanks"
+    encode.add_argument("texts", nargs="*", metavar="TEXT", type=cli_attend.utf8, help=help_text)
     poolings = ("cls", "mean", "max", "last", "sentence")
     encode.add_argument(
         "--pooling", choices=poolings, help="how tokens become one vector; the model's own way if unset"
@@ -119,20 +120,27 @@ def _parser() -> argparse.ArgumentParser:
     view = cli_view.add(commands)
 
     info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
-    info.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
     info.set_defaults(run=_info)
 
     cli_health.add(commands, _DEFAULT_ADDRESS, _seconds)
 
     for command in (encode, attend, view, info):
-        command.add_argument("--address", default=_DEFAULT_ADDRESS, help=f"the server, {_DEFAULT_ADDRESS} if unset")
+        command.add_argument(
+            "--address", type=cli_attend.utf8, default=_DEFAULT_ADDRESS, help=f"the server, {_DEFAULT_ADDRESS} if unset"
+        )
         command.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
         command.add_argument("--json", action="store_true", help="print one JSON object")
+        command.add_argument(
+            "--model",
+            type=cli_attend.utf8,
+            default="",
+            metavar="NAME",
+            help="name of a served model; the first if unset",
+        )
     for command in (encode, attend, view):
-        command.add_argument("--model", default="", metavar="NAME", help="name of a served model; the first if unset")
         cut = "where a text that is too long is cut; off refuses it; right if unset"
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right", help=cut)
-        command.add_argument("--prompt-name", help="prompt of the model; its default if unset")
+        command.add_argument("--prompt-name", type=cli_attend.utf8, help="prompt of the model; its default if unset")
     return parser
 
 

@@ -15,7 +15,9 @@ from service.attention import ALL
 from service.cli_print import print_json, result_json
 from service.errors import InvalidRequest
 
-_RANGE = re.compile(r"(-?\d{1,4})(?:-(-?\d{1,4}))?")
+_RANGE = re.compile(r"(-?[0-9]+)(?:-(-?[0-9]+))?")
+_MOST_NUMBER = 9999  # of a layer or head, so that a range is not longer than any model
+_MOST_WEIGHTS = 2**32 - 1  # of a row, as the contract has it
 _REDUCTIONS = ("mean", "max")
 _LISTS = ("--layers", "--heads")
 PAIR_HELP = "second text of a pair; both go through the model as one input, and look at each other too"
@@ -27,8 +29,8 @@ PAIR_HELP = "second text of a pair; both go through the model as one input, and 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command; gives its parser, to which the flags of all clients are added."""
     attend: argparse.ArgumentParser = commands.add_parser("attend", help="print who attends to whom, token by token")
-    attend.add_argument("text", metavar="TEXT", help="the text whose tokens look at each other")
-    attend.add_argument("pair", metavar="TEXT_B", nargs="?", help=PAIR_HELP)
+    attend.add_argument("text", metavar="TEXT", type=utf8, help="the text whose tokens look at each other")
+    attend.add_argument("pair", metavar="TEXT_B", nargs="?", type=utf8, help=PAIR_HELP)
     attend.add_argument("--layer", type=int, help="one layer, negative from the end; the last if unset")
     attend.add_argument("--head", type=int, help="one head, negative from the end; the mean over heads if unset")
     add_attention_arguments(attend)
@@ -79,6 +81,10 @@ def _numbers(word: str) -> tuple[int, ...]:
     numbers: list[int] = []
     for part in word.split(","):
         found = _RANGE.fullmatch(part.strip())
+        if found and any(len((bound or "").lstrip("-0")) > len(str(_MOST_NUMBER)) for bound in found.groups()):
+            raise argparse.ArgumentTypeError(
+                f"must be numbers from -{_MOST_NUMBER} to {_MOST_NUMBER}, got {_cut(part)!r}"
+            )
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
         if first > last or (first < 0) != (last < 0):
             raise argparse.ArgumentTypeError(
@@ -92,11 +98,33 @@ def _count(word: str) -> int:
     """Read how many weights of a row are wanted.
 
     Raises:
-        ArgumentTypeError: It is not a whole number above 0.
+        ArgumentTypeError: It is not a whole number that the contract carries.
     """
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", word):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {word!r}")
-    return int(word)
+    digits = word.lstrip("0") if re.fullmatch(r"[0-9]+", word) else ""
+    if not digits or len(digits) > len(str(_MOST_WEIGHTS)) or int(digits) > _MOST_WEIGHTS:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {_MOST_WEIGHTS}, got {_cut(word)!r}")
+    return int(digits)
+
+
+def utf8(word: str) -> str:
+    """Read a text that goes to the server.
+
+    Raises:
+        ArgumentTypeError: Its bytes are not UTF-8.
+    """
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(word[error.start]) & 0xFF  # PEP 383, as Python reads the command line
+        raise argparse.ArgumentTypeError(
+            f"must be UTF-8, got the byte 0x{byte:02x} behind {error.start} characters; set the terminal to UTF-8, or "
+            "convert the text, for instance with iconv -f LATIN1 -t UTF-8"
+        ) from error
+    return word
+
+
+def _cut(word: str) -> str:
+    return word if len(word) <= 40 else f"{word[:40]}..."
 
 
 def common_options(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,14 @@ import sys
 from typing import Any
 
 from service.attention import ALL
-from service.cli_attend import PAIR_HELP, add_attention_arguments, common_options, refuse_doubles, refuse_for_rollout
+from service.cli_attend import (
+    PAIR_HELP,
+    add_attention_arguments,
+    common_options,
+    refuse_doubles,
+    refuse_for_rollout,
+    utf8,
+)
 from service.cli_print import print_json
 from service.errors import InvalidRequest
 
@@ -17,8 +24,8 @@ from service.errors import InvalidRequest
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command; gives its parser, to which the flags of all clients are added."""
     view: argparse.ArgumentParser = commands.add_parser("view", help="draw who attends to whom into a file")
-    view.add_argument("text", metavar="TEXT", help="the text whose tokens look at each other")
-    view.add_argument("pair", metavar="TEXT_B", nargs="?", help=PAIR_HELP)
+    view.add_argument("text", metavar="TEXT", type=utf8, help="the text whose tokens look at each other")
+    view.add_argument("pair", metavar="TEXT_B", nargs="?", type=utf8, help=PAIR_HELP)
     view.add_argument(
         "--mode",
         choices=("head", "model", "neuron", "heatmap", "rollout"),

@@ -1,8 +1,8 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, tracing,
-errors, grpc.
+UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, statuses,
+tracing, values, errors, grpc.
 """
 
 import asyncio
@@ -19,21 +19,15 @@ from service import codec
 from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
-from service.errors import (
-    AnswerTooLarge,
-    AttencodeError,
-    DeadlineExceeded,
-    InternalFault,
-    InvalidRequest,
-    QueueFull,
-    Unavailable,
-)
+from service.errors import AnswerTooLarge, AttencodeError, InternalFault, InvalidRequest
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
-from service.plain import InputLike, Layers, encode_request, read_inputs
+from service.plain import InputLike, Layers, attend_request, encode_request, read_inputs
 from service.request import EncodeRequest, EncodeResult, ModelInfo, TextInput, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption, Unanswered
+from service.statuses import Callee, Closed, reached
 from service.tracing import outgoing_metadata
+from service.values import shown
 
 DEFAULT_TIMEOUT_S = 30.0
 
@@ -62,15 +56,6 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-class RemoteError(AttencodeError):
-    """Report a status that none of the other errors stands for."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        """Keep the status beside the message."""
-        super().__init__(f"{code.name}: {message}")
-        self.code = code
-
-
 class Client:
     """A blocking client of one server; also a context manager.
 
@@ -97,7 +82,7 @@ class Client:
             credentials: From `grpc.ssl_channel_credentials`; None for plaintext.
             options: gRPC channel options beside the client's own.
         """
-        every = _channel_options(address, options)
+        every = _channel_options(address, timeout_s, options)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=every)
         else:
@@ -105,6 +90,8 @@ class Client:
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
         self._wait_for_ready = wait_for_ready
+        self._callee = Callee(address, timeout_s)
+        self._closed = False
 
     def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
         """Encode inputs in one request; the options are those of `encode_request`.
@@ -123,7 +110,7 @@ class Client:
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
     ) -> Attended:
         """Give one input's attention weights (layers, heads, query, key) and its tokens; of any size."""
-        request = encode_request([text], attention=layers, heads=heads, **options)
+        request = attend_request(text, layers, heads, options)
         (answer,) = self._streamed([request], self._timeout_s)
         return _attended(request, answer)
 
@@ -143,14 +130,15 @@ class Client:
         try:
             while True:
                 joiner = Joiner()
+                self._check_open()
                 call = self._stub.EncodeStream(items.messages(), **_options(left_s(), self._wait_for_ready))
                 try:
                     for message in call:
-                        answer = _stream_answer(message, joiner, items)
+                        answer = _stream_answer(message, joiner, items, self._callee)
                         if answer is not None:
                             yield answer
                 except grpc.RpcError as error:
-                    pause_s = items.pause_s(_error(error), reached=_reached(error))
+                    pause_s = items.pause_s(self._callee.error(error), reached=reached(error))
                 except Unanswered as error:
                     pause_s = items.pause_s(error.error)
                 else:
@@ -177,10 +165,11 @@ class Client:
 
     def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
-        return codec.decode_model_info(self._call(self._stub.GetModel, pb.GetModelRequest(model=model)))
+        return codec.decode_model_info(self._call(self._stub.GetModel, codec.encode_get_model_request(model)))
 
     def close(self) -> None:
         """Close the channel."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -192,10 +181,15 @@ class Client:
         self.close()
 
     def _call(self, method: Any, message: Any) -> Any:
+        self._check_open()
         try:
             return method(message, **_options(self._timeout_s, self._wait_for_ready))
         except grpc.RpcError as error:
-            raise _error(error) from error
+            raise self._callee.error(error) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed
 
 
 class AsyncClient:
@@ -211,7 +205,7 @@ class AsyncClient:
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
         """Open a channel; the arguments are those of `Client`."""
-        every = _channel_options(address, options)
+        every = _channel_options(address, timeout_s, options)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=every)
         else:
@@ -219,6 +213,8 @@ class AsyncClient:
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
         self._wait_for_ready = wait_for_ready
+        self._callee = Callee(address, timeout_s)
+        self._closed = False
 
     async def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
         """Encode inputs in one request, as `Client.encode` does."""
@@ -234,7 +230,7 @@ class AsyncClient:
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
     ) -> Attended:
         """Give one input's attention weights (layers, heads, query, key) and its tokens."""
-        request = encode_request([text], attention=layers, heads=heads, **options)
+        request = attend_request(text, layers, heads, options)
         (answer,) = [answer async for answer in self._streamed([request], self._timeout_s)]
         return _attended(request, answer)
 
@@ -253,14 +249,15 @@ class AsyncClient:
         try:
             while True:
                 joiner = Joiner()
+                self._check_open()
                 call = self._stub.EncodeStream(items.amessages(), **_options(left_s(), self._wait_for_ready))
                 try:
                     async for message in call:
-                        answer = _stream_answer(message, joiner, items)
+                        answer = _stream_answer(message, joiner, items, self._callee)
                         if answer is not None:
                             yield answer
                 except grpc.RpcError as error:
-                    pause_s = items.pause_s(_error(error), reached=_reached(error))
+                    pause_s = items.pause_s(self._callee.error(error), reached=reached(error))
                 except Unanswered as error:
                     pause_s = items.pause_s(error.error)
                 else:
@@ -287,11 +284,12 @@ class AsyncClient:
 
     async def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
-        message = pb.GetModelRequest(model=model)
+        message = codec.encode_get_model_request(model)
         return codec.decode_model_info(await self._call(self._stub.GetModel, message))
 
     async def close(self) -> None:
         """Close the channel."""
+        self._closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -303,15 +301,31 @@ class AsyncClient:
         await self.close()
 
     async def _call(self, method: Any, message: Any) -> Any:
+        self._check_open()
         try:
             return await method(message, **_options(self._timeout_s, self._wait_for_ready))
         except grpc.RpcError as error:
-            raise _error(error) from error
+            raise self._callee.error(error) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed
 
 
-def _channel_options(address: str, options: SequenceOf[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    if not address:
-        raise InvalidRequest("the server's address is empty; give host and port, for instance 127.0.0.1:50051")
+def _channel_options(
+    address: str, timeout_s: float | None, options: SequenceOf[tuple[str, Any]]
+) -> list[tuple[str, Any]]:
+    """Give a channel's options, once the address and the deadline are such.
+
+    Raises:
+        InvalidRequest: They are not.
+    """
+    if not isinstance(address, str) or not address:
+        raise InvalidRequest(
+            f"the server's address must be host and port, for instance 127.0.0.1:50051, got {shown(address)}"
+        )
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        raise InvalidRequest(f"timeout_s must be seconds above 0, or None to wait for ever, got {shown(timeout_s)}")
     return [*CHANNEL_OPTIONS, *options]
 
 
@@ -327,7 +341,7 @@ def _left(timeout_s: float | None) -> Callable[[], float | None]:
 
 
 def _stream_answer(
-    message: pb.EncodeStreamResponse, joiner: Joiner, items: Resumption
+    message: pb.EncodeStreamResponse, joiner: Joiner, items: Resumption, callee: Callee
 ) -> EncodeResult | AttencodeError | None:
     """Take a stream's next message; gives the answer that it is or completes.
 
@@ -343,7 +357,7 @@ def _stream_answer(
     joiner.check_complete(f"an error of item {message.id} came")
     failure = message.error
     code = next((code for code in grpc.StatusCode if code.value[0] == failure.code), grpc.StatusCode.UNKNOWN)
-    return items.answer(_typed_error(code, failure.message, failure.retry_delay_seconds))
+    return items.answer(callee.typed(code, failure.message, failure.retry_delay_seconds))
 
 
 def _raised(answer: EncodeResult | AttencodeError) -> EncodeResult:
@@ -358,35 +372,3 @@ def _attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> 
     (asked,) = request.inputs
     texts = [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []
     return Attended(result.results[0], request.outputs.attention, texts)
-
-
-def _error(error: grpc.RpcError) -> AttencodeError:
-    """Turn a call's status into the error that stands for it."""
-    code, message = error.code(), error.details() or ""
-    if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():
-        message = f"no server answers: {message}"
-    if code == grpc.StatusCode.INVALID_ARGUMENT and _trailing(error, "attencode-fits-stream"):
-        return AnswerTooLarge(message, fits_stream=True)
-    return _typed_error(code, message, float(_trailing(error, "attencode-retry-delay-seconds") or 0.0))
-
-
-def _typed_error(code: grpc.StatusCode, message: str, retry_delay_s: float) -> AttencodeError:
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay_s:
-        return QueueFull(message, retry_delay_s)
-    if code == grpc.StatusCode.INTERNAL:
-        return InternalFault(message)
-    for kind in (InvalidRequest, DeadlineExceeded, Unavailable):
-        if kind.status == code:
-            return kind(message)
-    return RemoteError(code, message)
-
-
-def _reached(error: grpc.RpcError) -> bool:
-    """Tell whether a call that failed had found a server."""
-    message = (error.details() or "").lower()
-    return not ("failed to connect" in message or "resolution failed" in message)
-
-
-def _trailing(error: grpc.RpcError, name: str) -> str:
-    """Read what accompanies a status under a name; empty where there is none."""
-    return next((str(value) for key, value in error.trailing_metadata() or () if key == name), "")

@@ -1,7 +1,7 @@
 """Codec: messages to dataclasses and numpy, and back. Tensors travel as raw little-endian bytes.
 
 Both directions of both sides live here, so the wire is defined once. Nothing is decided here beyond
-whether a message means anything. May import: pb, codec_enums, codec_outputs, attention, request, errors, numpy.
+whether a message means anything. May import: pb, codec_enums, codec_outputs, attention, request, values, errors, numpy.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from service.attention import Axis
-from service.codec_enums import DTYPES, POOLINGS, TRUNCATIONS, lookup, number, ranges_explained
+from service.codec_enums import DTYPES, POOLINGS, TRUNCATIONS, lookup, number
 from service.codec_outputs import decode_outputs, encode_outputs
 from service.errors import AttencodeError, InvalidRequest, QueueFull, caller_message
 from service.pb import encoder_pb2 as pb
@@ -31,6 +31,7 @@ from service.request import (
     TokenizeResult,
     Tokens,
 )
+from service.values import MOST_UNSIGNED, shown, text, whole
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 TensorWriter = Callable[[int, str, NDArray[Any] | None], pb.Tensor | None]
@@ -110,16 +111,12 @@ def encode_encode_request(request: EncodeRequest) -> pb.EncodeRequest:
     Raises:
         InvalidRequest: A name or a text that the wire cannot carry.
     """
-    inputs = _encode_inputs(request.inputs)
-    truncation = number("truncation", TRUNCATIONS, request.truncation)
-    with ranges_explained("model and prompt_name must be text, tokens True or False"):
-        message = pb.EncodeRequest(
-            model=request.model,
-            inputs=inputs,
-            truncation=truncation,
-            prompt_name=request.prompt_name,
-            tokens=request.outputs.tokens,
-        )
+    message = pb.EncodeRequest(
+        model=text("model", request.model),
+        inputs=_encode_inputs(request.inputs),
+        truncation=number("truncation", TRUNCATIONS, request.truncation),
+        prompt_name=None if request.prompt_name is None else text("prompt_name", request.prompt_name),
+    )
     encode_outputs(request.outputs, message)
     return message
 
@@ -130,35 +127,48 @@ def encode_tokenize_request(request: TokenizeRequest) -> pb.TokenizeRequest:
     Raises:
         InvalidRequest: A name or a text that the wire cannot carry.
     """
-    inputs = _encode_inputs(request.inputs)
-    truncation = number("truncation", TRUNCATIONS, request.truncation)
-    with ranges_explained("model and prompt_name must be text"):
-        return pb.TokenizeRequest(
-            model=request.model, inputs=inputs, truncation=truncation, prompt_name=request.prompt_name
-        )
+    return pb.TokenizeRequest(
+        model=text("model", request.model),
+        inputs=_encode_inputs(request.inputs),
+        truncation=number("truncation", TRUNCATIONS, request.truncation),
+        prompt_name=None if request.prompt_name is None else text("prompt_name", request.prompt_name),
+    )
+
+
+def encode_get_model_request(model: str) -> pb.GetModelRequest:
+    """Write a GetModelRequest.
+
+    Raises:
+        InvalidRequest: A name that the wire cannot carry.
+    """
+    return pb.GetModelRequest(model=text("model", model))
 
 
 def _encode_inputs(inputs: Iterable[Input]) -> list[pb.Input]:
-    messages = []
-    for place, item in enumerate(inputs):
-        try:
-            if isinstance(item, TokenIdsInput):
-                ids = pb.TokenIds(ids=item.ids, token_type_ids=item.token_type_ids)
-                messages.append(pb.Input(token_ids=ids))
-            elif item.pair is None:
-                messages.append(pb.Input(text=item.text))
-            else:
-                messages.append(pb.Input(pair=pb.TextPair(first=item.text, second=item.pair)))
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"input {place} cannot be written as UTF-8 (a lone surrogate?): {error.reason}; "
-                "repair it, for instance with text.encode('utf-8', 'replace').decode()"
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(
-                f"input {place} must be text, or token ids that are whole numbers from 0: {error}"
-            ) from error
-    return messages
+    return [_encode_input(f"input {place}", item) for place, item in enumerate(inputs)]
+
+
+def _encode_input(name: str, item: Input) -> pb.Input:
+    if isinstance(item, TokenIdsInput):
+        return pb.Input(token_ids=_encode_ids(name, item))
+    if not isinstance(item, TextInput):
+        raise InvalidRequest(
+            f"{name} must be a TextInput or a TokenIdsInput, as encode_request makes of plain values, got {shown(item)}"
+        )
+    first = text(name, item.text)
+    if item.pair is None:
+        return pb.Input(text=first)
+    return pb.Input(pair=pb.TextPair(first=first, second=text(f"{name}: the second text", item.pair)))
+
+
+def _encode_ids(name: str, item: TokenIdsInput) -> pb.TokenIds:
+    try:
+        return pb.TokenIds(ids=item.ids, token_type_ids=item.token_type_ids)
+    except (TypeError, ValueError) as error:
+        for part, values in (("token ids", item.ids), ("token type ids", item.token_type_ids)):
+            for value in values if isinstance(values, Iterable) else ():  # which of them it is
+                whole(f"{name}: each of its {part}", value, 0, MOST_UNSIGNED)
+        raise InvalidRequest(f"{name} must hold token ids as a list of whole numbers, got {shown(item.ids)}") from error
 
 
 # ---------------------------------------------------------------- answers, on the server

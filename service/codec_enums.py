@@ -66,22 +66,6 @@ def number(field: str, names: Mapping[int, str], name: str) -> int:
         InvalidRequest: None has.
     """
     for value, known in names.items():
-        if known == name:
+        if isinstance(name, str) and known == name:
             return value
     raise InvalidRequest(f"{field} {name!r} is unknown; known: {', '.join(sorted(set(names.values())))}")
-
-
-class ranges_explained:  # noqa: N801 - used as a function
-    """Turn protobuf's own complaint about a value into one that says what was expected."""
-
-    def __init__(self, expected: str) -> None:
-        """Store what was expected."""
-        self._expected = expected
-
-    def __enter__(self) -> None:
-        """Begin to watch."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise InvalidRequest instead of what protobuf raised."""
-        if isinstance(error, ValueError | TypeError):
-            raise InvalidRequest(f"{self._expected}: {error}") from error

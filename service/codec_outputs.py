@@ -1,13 +1,14 @@
 """Codec outputs: the part of a request that says what is wanted, to messages and back.
 
-May import: pb, codec_enums, attention, request, errors.
+May import: pb, codec_enums, attention, request, values, errors.
 """
 
 from service.attention import MOST_PLACES, Attention, Places, QueryKeyVectors, Span
-from service.codec_enums import DATA_TYPES, POOLINGS, REDUCTIONS, SPECIAL_TOKENS, lookup, number, ranges_explained
+from service.codec_enums import DATA_TYPES, POOLINGS, REDUCTIONS, SPECIAL_TOKENS, lookup, number
 from service.errors import InvalidRequest
 from service.pb import encoder_pb2 as pb
 from service.request import Outputs, Pooled
+from service.values import MOST_UNSIGNED, flag, shown, whole, wholes
 
 _OPTIONS = ("pooled", "token_embeddings", "hidden_states", "attention", "query_key_vectors")
 
@@ -72,51 +73,60 @@ def encode_outputs(outputs: Outputs, message: pb.EncodeRequest) -> None:
     Raises:
         InvalidRequest: A name or a number that the wire cannot carry.
     """
+    if not isinstance(outputs, Outputs):
+        raise InvalidRequest(f"outputs must be Outputs(...), got {shown(outputs)}; encode_request makes it")
     message.data_type = number("data_type", DATA_TYPES, outputs.data_type)
+    message.tokens = flag("tokens", outputs.tokens)
     if outputs.pooled is not None:
         message.pooled.CopyFrom(_encode_pooled(outputs.pooled))
-    if outputs.token_embeddings:
+    if flag("token_embeddings", outputs.token_embeddings):
         message.token_embeddings.SetInParent()
-    with ranges_explained("layers and heads must be whole numbers"):
-        if outputs.hidden_states is not None:
-            message.hidden_states.layers.extend(outputs.hidden_states)
-            message.hidden_states.SetInParent()
-        if outputs.query_key_vectors is not None:
-            message.query_key_vectors.layers.extend(outputs.query_key_vectors.layers)
-            message.query_key_vectors.heads.extend(outputs.query_key_vectors.heads)
-            message.query_key_vectors.SetInParent()
+    if outputs.hidden_states is not None:
+        message.hidden_states.layers.extend(wholes("hidden_states", outputs.hidden_states))
+        message.hidden_states.SetInParent()
+    if outputs.query_key_vectors is not None:
+        message.query_key_vectors.layers.extend(wholes("query_key_vectors", outputs.query_key_vectors.layers))
+        message.query_key_vectors.heads.extend(wholes("heads", outputs.query_key_vectors.heads))
+        message.query_key_vectors.SetInParent()
     if outputs.attention is not None:
         message.attention.CopyFrom(_encode_attention(outputs.attention))
         message.attention.SetInParent()
 
 
 def _encode_pooled(pooled: Pooled) -> pb.PooledOptions:
-    pooling = None if pooled.pooling is None else number("pooling", POOLINGS, pooled.pooling)
-    with ranges_explained("normalize must be True or False, and dimensions a whole number from 1 on"):
-        return pb.PooledOptions(pooling=pooling, normalize=pooled.normalize, dimensions=pooled.dimensions)
+    dimensions, normalize = pooled.dimensions, pooled.normalize
+    return pb.PooledOptions(
+        pooling=None if pooled.pooling is None else number("pooling", POOLINGS, pooled.pooling),
+        normalize=None if normalize is None else flag("normalize", normalize),
+        dimensions=None if dimensions is None else whole("dimensions", dimensions, 1, MOST_UNSIGNED),
+    )
 
 
 def _encode_attention(attention: Attention) -> pb.AttentionOptions:
     reduce_heads, reduce_layers = attention.reduce_heads, attention.reduce_layers
-    expected = "layers and heads must be whole numbers, top_k too and from 0 on, rollout and words True or False"
-    with ranges_explained(expected):
-        return pb.AttentionOptions(
-            layers=attention.layers,
-            heads=attention.heads,
-            reduce_heads=None if reduce_heads is None else number("reduce_heads", REDUCTIONS, reduce_heads),
-            reduce_layers=None if reduce_layers is None else number("reduce_layers", REDUCTIONS, reduce_layers),
-            rollout=attention.rollout,
-            queries=_encode_places("queries", attention.queries),
-            keys=_encode_places("keys", attention.keys),
-            top_k=attention.top_k,
-            special_tokens=number("special_tokens", SPECIAL_TOKENS, attention.special_tokens),
-            words=attention.words,
-        )
+    return pb.AttentionOptions(
+        layers=wholes("layers", attention.layers),
+        heads=wholes("heads", attention.heads),
+        reduce_heads=None if reduce_heads is None else number("reduce_heads", REDUCTIONS, reduce_heads),
+        reduce_layers=None if reduce_layers is None else number("reduce_layers", REDUCTIONS, reduce_layers),
+        rollout=flag("rollout", attention.rollout),
+        queries=_encode_places("queries", attention.queries),
+        keys=_encode_places("keys", attention.keys),
+        top_k=whole("top_k", attention.top_k, 0, MOST_UNSIGNED),
+        special_tokens=number("special_tokens", SPECIAL_TOKENS, attention.special_tokens),
+        words=flag("words", attention.words),
+    )
 
 
 def _encode_places(name: str, places: Places) -> pb.TokenSelection | None:
+    if not isinstance(places, Places):
+        raise InvalidRequest(f"{name} must be Places(tokens, spans), got {shown(places)}")
     if not places:
         return None
-    with ranges_explained(f"{name} must be token numbers and spans from 0 on"):
-        spans = [pb.CharSpan(start=span.start, end=span.end, sequence=span.sequence) for span in places.spans]
-        return pb.TokenSelection(tokens=places.tokens, spans=spans)
+    spans = [
+        pb.CharSpan(
+            **{part: whole(f"{name}: a span's {part}", getattr(span, part), 0, MOST_UNSIGNED) for part in Span._fields}
+        )
+        for span in places.spans
+    ]
+    return pb.TokenSelection(tokens=wholes(name, places.tokens), spans=spans)

@@ -1,6 +1,6 @@
 """Outputs: what a request may ask for, which graph outputs that takes, and the answer cut from them.
 
-Pure numpy. May import: artifact, attention, batching, reduce, request, tokenization, errors.
+Pure numpy. May import: artifact, attention, batching, reduce, request, spans, tokenization, errors.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from service.batching import HIDDEN_STATES
 from service.errors import AnswerTooLarge, InvalidRequest
 from service.reduce import ITEM_BYTES, Look, look_at
 from service.request import DataType, InputResult, Outputs, Pooled
+from service.spans import Uncovered, check_span, why_uncovered
 from service.tokenization import Sequence
 
 Row = Mapping[str, NDArray[Any]]
@@ -113,6 +114,10 @@ class Selection:
                         data_type=self.data_type,
                     )
                 )
+            except Uncovered as error:
+                cut = sequence.original_length > sequence.length
+                reason = why_uncovered(error, sequence.texts, sequence.tokens, truncated=cut)
+                raise InvalidRequest(f"input {number}: {reason}") from error
             except InvalidRequest as error:
                 raise InvalidRequest(f"input {number}: {error}") from error
         return tuple(looks)
@@ -169,12 +174,15 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
     """Resolve a request's outputs against a model.
 
     Raises:
-        InvalidRequest: A pooling, dimension, layer or head that the model does not have.
+        InvalidRequest: A pooling, dimension, layer or head that the model does not have, or a span that no text has.
     """
     if outputs.pooled is None and not outputs.by_token:
         raise InvalidRequest("no output is asked for; ask for pooled, token_embeddings, hidden_states or attention")
     if outputs.attention is not None and outputs.attention.rollout and outputs.attention.reduce_layers is not None:
         raise InvalidRequest("rollout goes through the layers itself; leave reduce_layers out")
+    for name in ("queries", "keys") if outputs.attention is not None else ():
+        for span in getattr(outputs.attention, name).spans:
+            check_span(name, span)
     pooled = outputs.pooled or Pooled()
     pooling = pooled.pooling or artifact.pooling
     if pooling not in artifact.poolings:
@@ -190,8 +198,8 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
         dimensions=dimensions,
         token_embeddings=outputs.token_embeddings,
         hidden_states=None if states is None else _resolve("hidden state layer", states, layers + 1),
-        attention=_resolved(outputs.attention, artifact),
-        vectors=_resolved(outputs.query_key_vectors, artifact),
+        attention=_resolved("attention", outputs.attention, artifact),
+        vectors=_resolved("query_key_vectors", outputs.query_key_vectors, artifact),
         data_type=outputs.data_type,
         model_hidden_size=artifact.hidden_size,
         head_dim=artifact.head_dim,
@@ -232,8 +240,9 @@ def check_answer_size(selection: Selection, size: int, inputs: int, most: int, m
     if selection.by_token:
         advice.append("shorter inputs")
     fits_stream = size <= most_streamed
+    limit = f"{most:,} for one message" if fits_stream else f"{most_streamed:,} for any answer (--max-answer-bytes)"
     raise AnswerTooLarge(
-        f"the answer would hold {size:,} bytes of tensors, more than this server's {most:,}; "
+        f"the answer would hold {size:,} bytes of tensors, more than this server's {limit}; "
         f"ask for {' or '.join(advice)}{', or use EncodeStream' if fits_stream else ''}",
         fits_stream=fits_stream,
     )
@@ -246,11 +255,11 @@ def _several(asked: Attention | QueryKeyVectors) -> bool:
 Asked = TypeVar("Asked", Attention, QueryKeyVectors)
 
 
-def _resolved(asked: Asked | None, artifact: Artifact) -> Asked | None:
-    """Turn a choice of layers and heads into numbers from 0."""
+def _resolved(name: str, asked: Asked | None, artifact: Artifact) -> Asked | None:
+    """Turn an output's choice of layers and heads into numbers from 0."""
     if asked is None:
         return None
-    layers = _resolve("attention layer", asked.layers, artifact.num_hidden_layers)
+    layers = _resolve(f"{name} layer", asked.layers, artifact.num_hidden_layers)
     return replace(asked, layers=layers, heads=_resolve("head", asked.heads, artifact.num_attention_heads))
 
 

@@ -1,12 +1,15 @@
 """Plain: builds requests from plain Python values, as a user writes them.
 
-May import: attention, request, errors.
+May import: attention, request, values, errors, numpy.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from difflib import get_close_matches
 from operator import index
 from typing import Any, TypedDict, Unpack
+
+import numpy as np
 
 from service.attention import (
     ALL,
@@ -20,12 +23,15 @@ from service.attention import (
 )
 from service.errors import InvalidRequest
 from service.request import EncodeRequest, Input, Outputs, Pooled, TextInput, TokenIdsInput
+from service.values import LEAST_SIGNED, MOST_SIGNED, MOST_UNSIGNED, flag, is_whole, shown, whole
 
 # A text, two texts, token ids, or the input itself.
 InputLike = str | tuple[str, str] | SequenceOf[int] | Input
 Layers = bool | int | SequenceOf[int]
 # Token numbers and spans, alone or in a list.
 PlacesLike = int | tuple[int, ...] | SequenceOf[int | tuple[int, ...]] | Places
+
+_INPUT = "a text, a pair of texts (a tuple), or token ids"
 
 
 class OfAttention(TypedDict, total=False):
@@ -92,14 +98,16 @@ def encode_request(
         of_attention: Selections and reductions, see `OfAttention`.
 
     Raises:
-        InvalidRequest: A value of a kind that no input or option has.
+        InvalidRequest: An option that there is not, or a value of a kind that no input or option has.
     """
+    _check_known("encode", of_attention, _encode_options(), {"layers": "attention"})
     states = _numbers("hidden_states", hidden_states)
     weights, vectors = _read_attention(attention, query_key_vectors, of_attention)
-    others = token_embeddings or tokens or any(chosen is not None for chosen in (states, weights, vectors))
+    others = flag("token_embeddings", token_embeddings) or flag("tokens", tokens)
+    others = others or any(chosen is not None for chosen in (states, weights, vectors))
     options = Pooled(pooling, normalize, dimensions)  # type: ignore[arg-type]
     outputs = Outputs(
-        pooled=_pooled(pooled, options, others=others),
+        pooled=_pooled(None if pooled is None else flag("pooled", pooled), options, others=others),
         token_embeddings=token_embeddings,
         hidden_states=states,
         attention=weights,
@@ -120,10 +128,10 @@ def _read_attention(
     attention: Layers, vectors: Layers, options: OfAttention
 ) -> tuple[Attention | None, QueryKeyVectors | None]:
     """Read what is asked of attention weights, and of the vectors behind them."""
-    if unknown := options.keys() - OfAttention.__annotations__.keys():
-        raise TypeError(f"encode_request got unknown options {', '.join(sorted(unknown))}")
     layers, vector_layers = _numbers("attention", attention), _numbers("query_key_vectors", vectors)
-    heads = _numbers("heads", options.get("heads", ALL)) or ALL
+    heads = _numbers("heads", options.get("heads", ALL))
+    if heads is None:
+        raise InvalidRequest("heads must be True for all, a number or a list of numbers, got False")
     if heads and layers is None and vector_layers is None:
         raise InvalidRequest("heads goes with attention or query_key_vectors; say which layers' are wanted")
     weights = Attention(
@@ -131,12 +139,12 @@ def _read_attention(
         heads=heads,
         reduce_heads=options.get("reduce_heads"),
         reduce_layers=options.get("reduce_layers"),
-        rollout=options.get("rollout", False),
+        rollout=flag("rollout", options.get("rollout", False)),
         queries=read_places("queries", options.get("queries", EVERYWHERE)),
         keys=read_places("keys", options.get("keys", EVERYWHERE)),
-        top_k=options.get("top_k", 0),
+        top_k=whole("top_k", options.get("top_k", 0), 0, MOST_UNSIGNED),
         special_tokens=options.get("special_tokens", "keep"),
-        words=options.get("words", False),
+        words=flag("words", options.get("words", False)),
     )
     if layers is None and weights != Attention(heads=heads):
         raise InvalidRequest(
@@ -156,15 +164,20 @@ def read_places(name: str, chosen: PlacesLike) -> Places:
     """
     if isinstance(chosen, Places):
         return chosen
-    items: Any = [chosen] if isinstance(chosen, Span) or hasattr(chosen, "__index__") else chosen
-    try:
-        spans = tuple(Span(*map(index, item)) for item in items if isinstance(item, tuple))
-        tokens = tuple(index(item) for item in items if not isinstance(item, tuple))
-    except TypeError as error:
-        raise InvalidRequest(
-            f"{name} must be token numbers, or spans (start, end) or (start, end, sequence), got {chosen!r}"
-        ) from error
-    return Places(tokens, spans)
+    items: Any = [chosen] if isinstance(chosen, Span) or is_whole(chosen) else chosen
+    expected = f"{name} must be token numbers, or spans (start, end) or (start, end, sequence), each a tuple"
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise InvalidRequest(f"{expected}, got {shown(chosen)}")
+    tokens: list[int] = []
+    spans: list[Span] = []
+    for item in items:
+        if isinstance(item, tuple) and len(item) in (2, 3) and all(map(is_whole, item)):
+            spans.append(Span(*(whole(f"{name}: each number of a span", part, 0, MOST_UNSIGNED) for part in item)))
+        elif is_whole(item):
+            tokens.append(whole(f"{name}: each token number", item, LEAST_SIGNED, MOST_SIGNED))
+        else:
+            raise InvalidRequest(f"{expected}, got {shown(item)}")
+    return Places(tuple(tokens), tuple(spans))
 
 
 def _pooled(wanted: bool | None, options: Pooled, *, others: bool) -> Pooled | None:  # noqa: FBT001
@@ -185,10 +198,10 @@ def read_inputs(inputs: InputLike | Iterable[InputLike]) -> tuple[Input, ...]:
     """
     if isinstance(inputs, str | TextInput | TokenIdsInput) or _is_pair(inputs):
         return (_read_input(0, inputs),)
-    if isinstance(inputs, bytes) or not isinstance(inputs, Iterable):
+    if isinstance(inputs, bytes) or not isinstance(inputs, Iterable) or not getattr(inputs, "ndim", 1):
         raise InvalidRequest(f"inputs must be a text or a list of inputs, got {type(inputs).__name__}")
     items: list[Any] = list(inputs)
-    if items and all(hasattr(item, "__index__") for item in items):
+    if items and all(map(is_whole, items)):
         items = [items]  # one list of token ids
     return tuple(_read_input(number, item) for number, item in enumerate(items))
 
@@ -204,21 +217,84 @@ def _read_input(number: int, item: Any) -> Input:
         return TextInput(item)
     if _is_pair(item):
         return TextInput(*item)
-    try:
-        if isinstance(item, bytes):
-            raise TypeError
-        return TokenIdsInput(tuple(index(token) for token in item))
-    except TypeError as error:
+    if isinstance(item, bytes) or not isinstance(item, Iterable) or not getattr(item, "ndim", 1):
+        raise InvalidRequest(f"input {number} must be {_INPUT}, got {type(item).__name__}")
+    tokens = list(item)
+    if strange := [token for token in tokens if not is_whole(token)][:1]:
         raise InvalidRequest(
-            f"input {number} must be a text, a pair of texts (a tuple), or token ids, got {type(item).__name__}"
-        ) from error
+            f"input {number} must be {_INPUT}, got {type(item).__name__}, which holds {shown(strange[0])}"
+        )
+    return TokenIdsInput(tuple(map(index, tokens)))
+
+
+def attend_request(
+    item: InputLike, layers: Layers, heads: int | SequenceOf[int], options: Mapping[str, Any]
+) -> EncodeRequest:
+    """Build the request of `attend`: one input, and attention of the layers.
+
+    Args:
+        item: A text, a pair of texts, token ids, `TextInput` or `TokenIdsInput`.
+        layers: True for all, or layer numbers.
+        heads: `ALL` or head numbers.
+        options: Others of `encode_request`.
+
+    Raises:
+        InvalidRequest: More or less than one input; an option that there is not, or a value of a kind that none has.
+    """
+    known = {*_encode_options(), "layers"} - {"attention"}
+    _check_known("attend", options, known, {"attention": "layers"})
+    if is_whole(item) or isinstance(item, bool) or not isinstance(item, TextInput | TokenIdsInput | Iterable):
+        raise InvalidRequest(f"attend takes {_INPUT}, got {shown(item)}")
+    if isinstance(item, Iterable) and not isinstance(item, str | bytes | tuple):
+        item = list(item)
+        if any(not is_whole(part) for part in item):
+            raise InvalidRequest(f"attend takes one input, {_INPUT}, got {shown(item)}; call it for each of several")
+    chosen = _numbers("layers", layers)
+    if chosen is None:
+        raise InvalidRequest(
+            "layers must be True for all, a number or a list of numbers, got False; encode has the other outputs"
+        )
+    return encode_request([item], attention=chosen or True, heads=heads, **options)
+
+
+def _encode_options() -> Collection[str]:
+    """Name every option of `encode_request`."""
+    return {*(encode_request.__kwdefaults__ or ()), *OfAttention.__annotations__}
+
+
+def _check_known(method: str, options: Iterable[str], known: Collection[str], instead: Mapping[str, str]) -> None:
+    """Refuse an option that a method has not.
+
+    Args:
+        method: Its name.
+        options: What it was given.
+        known: What it takes.
+        instead: Options that it has under another name.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    for name in options:
+        if name in known:
+            continue
+        if name in instead:
+            raise InvalidRequest(
+                f"{method} has no option {name}; it is called {instead[name]} here, use {instead[name]}="
+            )
+        nearest = get_close_matches(name, known, n=3)
+        every = ", ".join([*nearest, *sorted({*known} - {*nearest})])
+        raise InvalidRequest(f"{method} has no option {name}; it has {every}")
 
 
 def _numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
     """Read a choice of layers or heads: True for all, False for none, a number, or several."""
-    if isinstance(chosen, bool):
+    if isinstance(chosen, bool | np.bool_):
         return ALL if chosen else None
-    try:
-        return (index(chosen),) if hasattr(chosen, "__index__") else tuple(index(number) for number in chosen)
-    except TypeError as error:
-        raise InvalidRequest(f"{name} must be True, a number or a list of numbers, got {chosen!r}") from error
+    items: Any = (chosen,) if is_whole(chosen) else chosen
+    expected = f"{name} must be True, a number or a list of numbers, got {shown(chosen)}"
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable) or not getattr(items, "ndim", 1):
+        raise InvalidRequest(expected)
+    numbers = tuple(items)
+    if strange := [number for number in numbers if not is_whole(number)][:1]:
+        raise InvalidRequest(f"{expected}, which holds {shown(strange[0])}" if len(numbers) > 1 else expected)
+    return tuple(whole(f"{name}: each number", number, LEAST_SIGNED, MOST_SIGNED) for number in numbers)

@@ -1,7 +1,7 @@
 """Reduce: attention weights, layer after layer, to what one caller asked of them.
 
 The order and the formulas are those of the contract (proto/attencode/v1/encoder.proto, AttentionOptions). Only one
-layer's weights are held beside the answer. Pure numpy. May import: attention, request, errors.
+layer's weights are held beside the answer. Pure numpy. May import: attention, request, spans, errors.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from service.attention import Attention, Axis, Places, QueryKeyVectors, Span
 from service.errors import InvalidRequest
 from service.request import DataType, Tokens
+from service.spans import Uncovered
 
 _SPANS_AT_ONCE = 256
 _KEY_BYTES = 4  # of a key's number beside a weight of the largest
@@ -172,10 +173,7 @@ def _named(name: str, places: Places, tokens: Tokens) -> set[int]:
     for some in (spans[begin : begin + _SPANS_AT_ONCE] for begin in range(0, len(spans), _SPANS_AT_ONCE)):
         covered = _covered(some, tokens)
         if not covered.any(axis=1).all():
-            start, end, sequence = some[int(covered.any(axis=1).argmin())]
-            raise InvalidRequest(
-                f"{name} name characters {start} to {end} of text {sequence}, which no token of this input covers"
-            )
+            raise Uncovered(name, Span(*some[int(covered.any(axis=1).argmin())]))
         named |= set(np.flatnonzero(covered.any(axis=0)).tolist())
     return named
 

@@ -248,3 +248,4 @@ class ModelInfo:
     pooled_size: int
     replicas: list[ReplicaInfo]
     max_answer_bytes: int
+    max_request_bytes: int

@@ -1,7 +1,7 @@
 """Resumption: the requests of a client's stream, kept until they are answered, so that a new stream can go on.
 
 The same for either client: one hands requests out to gRPC's own thread, the other to its task.
-May import: pb, codec, request, errors.
+May import: pb, codec, request, statuses, values, errors.
 """
 
 import asyncio
@@ -9,10 +9,13 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 from service import codec
-from service.errors import AttencodeError, InternalFault, QueueFull, Unavailable
+from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull, Unavailable
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeRequest, EncodeResult
+from service.statuses import RequestTooLarge
+from service.values import shown
 
+_MAKE = "make requests with attencode.encode_request(...) and give encode_stream an iterable of them"
 _MOST_IN_A_ROW = 6
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -55,12 +58,21 @@ class Resumption:
         return self._answered
 
     def messages(self) -> Iterator[pb.EncodeStreamRequest]:
-        """Give what a new stream sends: what is unanswered, then what was not read yet."""
+        """Give what a new stream sends: what is unanswered, then what was not read yet.
+
+        Raises:
+            InvalidRequest: The requests are nothing that can be read one by one.
+        """
+        if not isinstance(self._requests, Iterable):
+            way = "; an async iterable goes with AsyncClient" if isinstance(self._requests, AsyncIterable) else ""
+            raise InvalidRequest(f"{_MAKE}{way}; got {shown(self._requests)}")
         self._stream += 1
         return self._send(self._stream, self._answered)
 
     def amessages(self) -> AsyncIterator[pb.EncodeStreamRequest]:
-        """Give the same for asyncio."""
+        """Give the same for asyncio, where the requests may be an async iterable too."""
+        if not isinstance(self._requests, Iterable | AsyncIterable):
+            raise InvalidRequest(f"{_MAKE}; got {shown(self._requests)}")
         self._stream += 1
         return self._asend(self._stream, self._answered)
 
@@ -89,6 +101,10 @@ class Resumption:
             AttencodeError: The error itself: another stream would not help, so many did not, or there never was a
                 server.
         """
+        if isinstance(error, RequestTooLarge) and self._read > 1:
+            sizes = {message.ByteSize(): number for number, message in self._unanswered.items()}
+            if error.size in sizes:
+                raise InvalidRequest(f"item {sizes[error.size]} of the stream: {error}") from error
         if not isinstance(error, (Unavailable, QueueFull)) or self._failures >= _MOST_IN_A_ROW:
             raise error
         if not (reached or self._failures or self._answered):
@@ -169,6 +185,8 @@ class Resumption:
             self._fetching = None
 
     def _add(self, request: EncodeRequest) -> None:
+        if not isinstance(request, EncodeRequest):
+            raise InvalidRequest(f"item {self._read} of the stream is no request; {_MAKE}; got {shown(request)}")
         message = pb.EncodeStreamRequest(id=self._read, request=codec.encode_encode_request(request))
         self._unanswered[self._read] = message
         self._read += 1

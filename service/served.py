@@ -169,6 +169,7 @@ def _model_info(config: ServiceConfig, name: str, artifact: Artifact, placement:
         pooled_size=artifact.pooled_size(artifact.pooling),
         replicas=[],
         max_answer_bytes=config.max_answer_bytes,
+        max_request_bytes=config.max_request_bytes,
     )
 
 

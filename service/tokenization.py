@@ -17,6 +17,8 @@ from service.artifact import Artifact
 from service.errors import ArtifactError, InvalidRequest
 from service.request import TextInput, TokenIdsInput, TokenizeRequest, Tokens, Truncation
 
+_MEND = "send some text, or leave the input out"
+
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
@@ -28,6 +30,7 @@ class Sequence:
         original_length: Tokens before truncation.
         tokens: Their description, None unless it was asked for.
         unpooled: Leading tokens, a prompt's, that poolings leave out.
+        texts: What it was made of, one or two, where tokens are described; none if it was token ids.
     """
 
     input_ids: NDArray[np.int64]
@@ -35,6 +38,7 @@ class Sequence:
     original_length: int
     tokens: Tokens | None
     unpooled: int = 0
+    texts: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:
@@ -117,7 +121,7 @@ class TextTokenizer:
     ) -> SequenceOf[int]:
         """List the places that stay after truncation, special tokens among them."""
         if not item.text or item.pair == "":
-            raise InvalidRequest(f"input {number} is empty; send some text, or leave the input out")
+            raise InvalidRequest(f"{_which(number, item, second=bool(item.text))} is empty; {_MEND}")
         special_count = len(self._prefix) + len(self._suffix)
         if item.pair is None and not prompt_chars and special_count < len(encoding) <= self._artifact.max_tokens:
             return range(len(encoding))  # the common case, decided by the length alone
@@ -128,8 +132,8 @@ class TextTokenizer:
         covered = encoding.offsets[first[-1]][1] if first and prompt_chars else len(first)
         if covered <= prompt_chars or (item.pair is not None and not second):
             raise InvalidRequest(
-                f"input {number} has no token: white space and control characters alone encode nothing; "
-                "send some text, or leave the input out"
+                f"{_which(number, item, second=covered > prompt_chars)} has no token: white space and control "
+                f"characters alone encode nothing; {_MEND}"
             )
         maximum = self._artifact.max_tokens
         if len(owners) > maximum:
@@ -150,7 +154,8 @@ class TextTokenizer:
         if len(kept) < len(encoding):
             ids, types = ids[kept], None if types is None else types[kept]
             unpooled = sum(place < unpooled for place in kept)
-        return Sequence(ids, types, len(encoding), tokens, unpooled)
+        texts = () if tokens is None else (item.text,) if item.pair is None else (item.text, item.pair)
+        return Sequence(ids, types, len(encoding), tokens, unpooled, texts)
 
     def _unpooled(self, prompt: str) -> int:
         """Count the places that a prompt takes in front of its text, special tokens among them.
@@ -225,6 +230,11 @@ class TextTokenizer:
             parted = parted or (special and 0 in owners)
             owners.append(-1 if special else int(parted))
         return owners
+
+
+def _which(number: int, item: TextInput, *, second: bool) -> str:
+    """Name an input, and of a pair which text."""
+    return f"input {number}" if item.pair is None else f"input {number}: the {'second' if second else 'first'} text"
 
 
 def _refuse_if_off(number: int, length: int, maximum: int, truncation: Truncation) -> None:

@@ -1,7 +1,7 @@
 """View: attention weights as pictures by matplotlib, and the files of pictures and pages.
 
 matplotlib is imported where it is needed, and nothing is made here of what a server would have to be asked for.
-May import: destination, errors.
+May import: destination, values, errors.
 """
 
 import math
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from service import destination
 from service.errors import ConfigError, InvalidRequest
+from service.values import shown
 
 PAGES = ("head", "model", "neuron")
 PICTURES = ("heatmap", "rollout")
@@ -43,10 +44,13 @@ def check(path: str | Path, mode: str) -> Path:
     """Check, before anything is computed, that a file of this name can be written in this mode.
 
     Raises:
-        InvalidRequest: There is no such mode, it has no such suffix, or such a file cannot be written.
+        InvalidRequest: It is no path, there is no such mode, it has no such suffix, or such a file cannot be written.
         ConfigError: A package is missing.
     """
-    given, path = path, Path(path)
+    written = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(written, str) or "\0" in written:
+        raise InvalidRequest(f"path must be a file's path, such as 'attention.png', got {shown(path)}")
+    given, path = path, Path(written)
     if mode not in MODES:
         raise InvalidRequest(f"mode {mode!r} is unknown; it must be {', '.join(MODES)}")
     suffix, fitting = path.suffix.lower(), _SUFFIXES[mode in PICTURES]

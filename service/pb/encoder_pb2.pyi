@@ -372,7 +372,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models", "pooled_size", "replicas", "max_answer_bytes")
+    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models", "pooled_size", "replicas", "max_answer_bytes", "max_request_bytes")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +405,7 @@ class GetModelResponse(_message.Message):
     POOLED_SIZE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     MAX_ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     model_id: str
@@ -430,7 +431,8 @@ class GetModelResponse(_message.Message):
     pooled_size: int
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     max_answer_bytes: int
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., pooled_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., max_answer_bytes: _Optional[int] = ...) -> None: ...
+    max_request_bytes: int
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., pooled_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., max_answer_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("id", "node", "device", "state", "digest")

@@ -70,7 +70,7 @@ class EncoderServicer(object):
     def EncodeStream(self, request_iterator, context):
         """Encodes many requests on one stream, many of them in flight. Answers come in the requests' order.
         An item that fails is answered by its error and does not end the stream, unless it exceeds the server's
-        limit on request bytes. Requests are held back while too many bytes of answers are unread. A stream of whose
+        max_request_bytes. Requests are held back while too many bytes of answers are unread. A stream of whose
         ready answers nothing is read for two minutes (--stalled-after-s) is ended by RESOURCE_EXHAUSTED, which comes
         behind the message that is under way; what is unanswered may be asked again on a new one.
         """

@@ -226,12 +226,15 @@ def test_rollout_by_hand(known: list[Known], minilm_client: Client) -> None:
     [
         ({"attention": True, "rollout": True, "reduce_layers": "mean"}, "leave reduce_layers out"),
         ({"attention": True, "queries": [99]}, r"input 0: queries name token 99; it must be from -3 to 2"),
-        ({"attention": True, "keys": [(7, 9)]}, r"input 0: keys name characters 7 to 9 of text 0, which no token"),
-        ({"attention": True, "keys": [(0, 5, 1)]}, r"of text 1, which no token"),
+        (
+            {"attention": True, "keys": [(7, 9)]},
+            r"input 0: keys name characters 7 to 9 of text 0, which has 5 characters",
+        ),
+        ({"attention": True, "keys": [(0, 5, 1)]}, "of text 1, and this input is one text"),
         ({"attention": True, "queries": 0, "special_tokens": "drop"}, r"name token 0 \('\[CLS\]'\), which special"),
         ({"attention": True, "reduce_heads": "sum"}, "reduce_heads 'sum' is unknown; known: max, mean"),
         ({"attention": True, "special_tokens": "hide"}, "special_tokens 'hide' is unknown"),
-        ({"attention": True, "top_k": -1}, "top_k too and from 0 on"),
+        ({"attention": True, "top_k": -1}, "top_k must be a whole number from 0 to"),
         ({"attention": True, "queries": ["short"]}, "queries must be token numbers, or spans"),
         ({"attention": [6]}, "attention layer 6 does not exist"),
         ({"query_key_vectors": [0], "heads": [12]}, "head 12 does not exist"),

@@ -55,10 +55,14 @@ def others(client: Client) -> Iterator[None]:
         (["abc"] * 65, {}, "65 inputs, more than this server's 64"),
         (["abc"], {"prompt_name": "nope"}, "prompt_name 'nope' is unknown; this model's prompts: none"),
         (["abc"], {"model": "nope"}, "model 'nope' is not served here; served: "),
-        (["abc"], {"dimensions": 0}, "dimensions 0 must be from 1 to the model's 24"),
+        ([("a", "")], {}, "input 0: the second text is empty; send some text, or leave the input out"),
+        (["ok", ("", "b")], {}, "input 1: the first text is empty"),
+        ([("a", " ")], {}, "input 0: the second text has no token"),
+        ([("\t", "b")], {}, "input 0: the first text has no token"),
         (["abc"], {"dimensions": 25}, "dimensions 25 must be from 1 to the model's 24"),
         (["abc"], {"attention": [2]}, "attention layer 2 does not exist; it must be from -2 to 1"),
         (["abc"], {"attention": [-3]}, "attention layer -3 does not exist"),
+        (["abc"], {"query_key_vectors": [9]}, "query_key_vectors layer 9 does not exist; it must be from -2 to 1"),
         (["abc"], {"attention": True, "heads": [3]}, "head 3 does not exist; it must be from -3 to 2"),
         (["abc"], {"hidden_states": [3]}, "hidden state layer 3 does not exist; it must be from -3 to 2"),
         (["abc"], {"hidden_states": [0, -3]}, "name one twice"),
@@ -82,19 +86,17 @@ def test_refused_by_the_server(tiny: Client, inputs: Any, options: dict[str, Any
         (["abc"], {"pooling": "median"}, "pooling 'median' is unknown; known: cls, last, max, mean, sentence"),
         (["abc"], {"truncation": "middle"}, "truncation 'middle' is unknown"),
         (["abc"], {"data_type": "int8"}, "data_type 'int8' is unknown"),
-        (["abc"], {"dimensions": -1}, "dimensions a whole number from 1 on"),
-        (["abc"], {"attention": [2**40]}, "layers and heads must be whole numbers"),
         (["abc"], {"attention": "all"}, "attention must be True, a number or a list of numbers"),
         (["a\ud800b"], {}, "input 0 cannot be written as UTF-8"),
         ([3.5], {}, "input 0 must be a text"),
         ([None], {}, "input 0 must be a text"),
-        ([[2, -1, 3]], {}, "token ids that are whole numbers from 0"),
+        ([[2, -1, 3]], {}, "input 0: each of its token ids must be a whole number from 0 to 4294967295, got -1"),
         ([[2.0, 5.5, 3.0]], {}, "input 0 must be a text"),
         (b"abc", {}, "inputs must be a text or a list of inputs, got bytes"),
         ([b"abc"], {}, "input 0 must be a text, a pair of texts .a tuple., or token ids, got bytes"),
         (None, {}, "inputs must be a text or a list of inputs, got NoneType"),
         (["abc"], {"normalize": "no"}, "normalize must be True or False"),
-        (["abc"], {"prompt_name": 3}, "model and prompt_name must be text"),
+        (["abc"], {"prompt_name": 3}, "prompt_name must be text, got 3"),
         (["abc"], {"heads": [1]}, "heads goes with attention"),
         (["abc"], {"pooled": False}, "no output is asked for"),
         (["abc"], {"pooled": False, "normalize": True}, "go with pooled vectors"),
@@ -170,10 +172,20 @@ def test_a_megabyte_of_text(tiny: Client) -> None:
 
 
 def test_a_request_above_the_size_limit(tiny: Client) -> None:
-    """A request above the server's size limit is RESOURCE_EXHAUSTED, and the server goes on."""
-    with others(tiny), pytest.raises(attencode.RemoteError) as caught:
-        tiny.encode("a" * 5_000_000)
-    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    """A request above the server's size limit says both sizes and what to change, and the server goes on."""
+    told = (
+        r"the request has 5,000,012 bytes, more than this server's 4,194,304; send fewer or shorter inputs in one "
+        r"request, or start the server with a larger --max-request-bytes"
+    )
+    assert tiny.get_model().max_request_bytes == 4_194_304
+    with others(tiny):
+        with pytest.raises(InvalidRequest, match=told):
+            tiny.encode("a" * 5_000_000)
+        with pytest.raises(InvalidRequest, match=r"^the request has 5,000,0\d\d bytes"):
+            tiny.attend("a" * 5_000_000)
+        requests = [attencode.encode_request(text) for text in ("a", "a" * 5_000_000, "b")]
+        with pytest.raises(InvalidRequest, match=r"^item 1 of the stream: the request has 5,000,0\d\d bytes"):
+            list(tiny.encode_stream(requests))
 
 
 def test_control_characters_are_dropped(tiny: Client) -> None:
@@ -218,16 +230,38 @@ def test_nonsense_on_a_stream(tiny: Client) -> None:
 
 def test_a_deadline_that_cannot_be_met(minilm_address: str) -> None:
     """A caller's deadline is DEADLINE_EXCEEDED, and the server goes on."""
-    with Client(minilm_address, timeout_s=0.05) as hasty, pytest.raises(attencode.DeadlineExceeded):
-        hasty.encode(["word " * 300] * 64)
+    told = f"no answer came from '{minilm_address}' within the deadline of 0.05 s; give the client a longer timeout_s, "
+    with Client(minilm_address, timeout_s=0.05) as hasty:
+        with pytest.raises(attencode.DeadlineExceeded, match=told):
+            hasty.encode(["word " * 300] * 64)
+        with pytest.raises(attencode.DeadlineExceeded, match=told):
+            hasty.attend("word " * 300, query_key_vectors=True)
     with Client(minilm_address) as client:
         assert client.encode("abc").pooled is not None
 
 
-def test_nobody_listens() -> None:
-    """A server that is not there is UNAVAILABLE, and the message says so."""
-    with (
-        Client("127.0.0.1:1", timeout_s=5) as client,
-        pytest.raises(attencode.AttencodeError, match="no server answers"),
-    ):
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no server answers at '127.0.0.1:1'; start one there, or give another address"),
+        ("nonsense::", r"no server answers: the address 'nonsense::' names no host; give HOST:PORT, for instance"),
+        (":::", "the address ':::' names no host"),
+        ("", "the server's address must be host and port, for instance 127.0.0.1:50051, got ''"),
+        (50051, "the server's address must be host and port, for instance 127.0.0.1:50051, got 50051"),
+    ],
+)
+def test_nobody_listens(address: Any, message: str) -> None:
+    """A server that is not there is named by its address, as is an address that is none; on a stream too, at once."""
+    with pytest.raises(attencode.AttencodeError, match=message), Client(address, timeout_s=5) as client:
         client.encode("abc")
+    started = time.monotonic()
+    with pytest.raises(attencode.AttencodeError, match=message), Client(address, timeout_s=5) as client:
+        client.attend("abc")
+    assert time.monotonic() - started < 4
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, "3", float("nan")])
+def test_a_deadline_that_is_none(timeout_s: Any) -> None:
+    """A deadline must be seconds above 0."""
+    with pytest.raises(InvalidRequest, match="timeout_s must be seconds above 0, or None to wait for ever, got"):
+        Client("127.0.0.1:1", timeout_s=timeout_s)

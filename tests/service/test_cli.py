@@ -60,7 +60,26 @@ def test_info(minilm_address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--address", minilm_address]) == 0
     assert "num_hidden_layers    6" in capsys.readouterr().out
     assert main(["info", "--json", "--address", minilm_address]) == 0
-    assert json.loads(capsys.readouterr().out)["hidden_size"] == 384
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["hidden_size"], printed["max_request_bytes"]) == (384, 4_194_304)
+
+
+def test_a_deadline_is_named(minilm_address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A deadline that passed is told with its length and the flag that changes it."""
+    for command in (["encode", "dog"], ["attend", "dog"], ["info"]):
+        assert main([*command, "--timeout", "0.0001", "--address", minilm_address]) == 1
+        message = capsys.readouterr().err
+        assert message.startswith(f"attencode: no answer came from '{minilm_address}' within the deadline of 0.0001 s")
+        assert "--timeout" in message
+
+
+def test_a_text_that_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes of another encoding are told as such, with what converts them."""
+    with pytest.raises(SystemExit):
+        main(["encode", "caf\udce9"])
+    message = capsys.readouterr().err
+    assert "argument TEXT: must be UTF-8, got the byte 0xe9 behind 3 characters" in message
+    assert "iconv -f LATIN1 -t UTF-8" in message
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,33 @@ def test_what_is_no_list(capsys: pytest.CaptureFixture[str], flag: str, word: st
     assert f"argument {flag}: must be" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--top-k", "99999999999"],
+            "argument --top-k: must be a whole number from 1 to 4294967295, got '99999999999'",
+        ),
+        (["--top-k", "0"], "argument --top-k: must be a whole number from 1 to 4294967295, got '0'"),
+        (["--top-k", "9" * 5000], "argument --top-k: must be a whole number from 1 to 4294967295, got '9999"),
+        (["--layers", "0-3000000"], "argument --layers: must be numbers from -9999 to 9999, got '0-3000000'"),
+        (["--heads=-10000"], "argument --heads: must be numbers from -9999 to 9999, got '-10000'"),
+        (["caf\udce9"], "argument TEXT_B: must be UTF-8, got the byte 0xe9 behind 3 characters; set the terminal"),
+        (["--prompt-name", "\udcff"], "argument --prompt-name: must be UTF-8, got the byte 0xff behind 0 characters"),
+    ],
+)
+@pytest.mark.parametrize("command", [["attend"], ["view", "-o", "x.png"]])
+def test_a_bound_is_named(
+    capsys: pytest.CaptureFixture[str], command: list[str], words: list[str], message: str
+) -> None:
+    """A number beyond a bound, and a text that is not UTF-8, are told by flag with what is expected and what came."""
+    if command[0] == "view" and "--top-k" in words:
+        return
+    with pytest.raises(SystemExit):
+        main([*command, TEXT, *words])
+    assert message in capsys.readouterr().err
+
+
 def test_negative_lists_need_no_equals_sign() -> None:
     """`--layers -2,-1` is read as one flag, and nothing behind `--` is."""
     assert cli_attend.joined(["--layers", "-2,-1", "--heads", "3", "-x"]) == ["--layers=-2,-1", "--heads", "3", "-x"]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,75 @@ def test_an_unsendable_item_ends_the_stream_with_its_error(minilm_address: str) 
     requests = [attencode.encode_request("x"), attencode.encode_request("\ud800")]
     with attencode.Client(minilm_address) as client, pytest.raises(attencode.InvalidRequest, match="UTF-8"):
         list(client.encode_stream(requests))
+
+
+async def asynchronous(items: list[Any]) -> AsyncIterator[Any]:
+    """Give items one by one."""
+    for item in items:
+        yield item
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        (["hello"], r"item 0 of the stream is no request; make requests with attencode.encode_request.* got 'hello'"),
+        ("hello", r"item 0 of the stream is no request; make requests with attencode.encode_request.* got 'h'"),
+        ([attencode.encode_request("x"), None], r"item 1 of the stream is no request; .*encode_request.* got None"),
+        (attencode.encode_request("x"), r"make requests with attencode.encode_request\(...\) and give .* an iterable"),
+        (None, "an iterable of them; got None"),
+        ([attencode.EncodeRequest(("a",))], "input 0 must be a TextInput or a TokenIdsInput, as encode_request makes"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_request_is_told(minilm_address: str, requests: Any, message: str) -> None:
+    """A stream of what is no request says how to make one, whichever client it is."""
+
+    async def asynchronously(given: Any) -> None:
+        async with attencode.AsyncClient(minilm_address) as client:
+            async for _ in client.encode_stream(given):
+                pass
+
+    with attencode.Client(minilm_address) as client, pytest.raises(attencode.InvalidRequest, match=message):
+        list(client.encode_stream(requests))
+    with pytest.raises(attencode.InvalidRequest, match=message):
+        asyncio.run(asynchronously(requests))
+    if isinstance(requests, list):
+        with pytest.raises(attencode.InvalidRequest, match=message):
+            asyncio.run(asynchronously(asynchronous(requests)))
+        with (
+            attencode.Client(minilm_address) as client,
+            pytest.raises(attencode.InvalidRequest, match="an async iterable goes with AsyncClient"),
+        ):
+            list(client.encode_stream(asynchronous(requests)))  # type: ignore[arg-type]
+
+
+def test_a_closed_client_says_so(minilm_address: str) -> None:
+    """Every call of a client that is closed is told so in words, whichever client it is."""
+    request = attencode.encode_request("x")
+    with attencode.Client(minilm_address) as client:
+        client.encode("x")
+    for call in (
+        lambda: client.encode("x"),
+        lambda: client.attend("x"),
+        lambda: list(client.encode_stream([request])),
+        lambda: client.tokenize("x"),
+        client.get_model,
+    ):
+        with pytest.raises(attencode.InvalidRequest, match=r"this client is closed; .* or make a new one"):
+            call()
+    client.close()
+
+    async def asynchronously() -> None:
+        async with attencode.AsyncClient(minilm_address) as client:
+            await client.encode("x")
+        for method in (client.encode, client.attend, client.tokenize):
+            with pytest.raises(attencode.InvalidRequest, match="this client is closed"):
+                await method("x")
+        with pytest.raises(attencode.InvalidRequest, match="this client is closed"):
+            await client.get_model()
+        with pytest.raises(attencode.InvalidRequest, match="this client is closed"):
+            _ = [answer async for answer in client.encode_stream([request])]
+
+    asyncio.run(asynchronously())
 
 
 def test_every_error_has_a_base(minilm_address: str) -> None:

@@ -77,14 +77,17 @@ def test_too_large_for_encode_and_for_a_stream(small: str) -> None:
     """Encode says that EncodeStream takes more; a stream says what would fit, and goes on."""
     with Client(small) as client:
         assert client.get_model().max_answer_bytes == 6_000_000
-        with pytest.raises(grpc.RpcError, match=r"more than .* 1,048,576; .*, or use EncodeStream") as caught:
+        with pytest.raises(
+            grpc.RpcError, match=r"more than .* 1,048,576 for one message; .*, or use EncodeStream"
+        ) as caught:
             client._stub.Encode(item(0, LONG).request)
         assert ("attencode-fits-stream", "1") in caught.value.trailing_metadata()  # type: ignore[attr-defined]
-        with pytest.raises(attencode.InvalidRequest, match=r"more than .* 1,048,576; .*or shorter inputs$"):
+        limit = r"more than this server's 6,000,000 for any answer \(--max-answer-bytes\); ask for "
+        with pytest.raises(attencode.InvalidRequest, match=limit + ".*or shorter inputs$"):
             client.encode(LONGER, attention=True)
         assert client.attend(LONG).attention is not None
         with pytest.raises(
-            attencode.InvalidRequest, match=r"6,000,000; ask for fewer attention layers or heads .*or shorter inputs$"
+            attencode.InvalidRequest, match=limit + "fewer attention layers or heads .*or shorter inputs$"
         ):
             client.attend(LONGER)
         requests = [attencode.encode_request(text, attention=True) for text in ("a", LONGER, LONG)]

@@ -1,6 +1,7 @@
 """Pages and pictures of attention: they hold the answer's tokens and numbers, and no text breaks them."""
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -288,3 +289,23 @@ def test_a_default_mode_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["view", "--help"])
     assert "heatmap if unset" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("path", [io.BytesIO(), None, 5, b"s.png", "a\0.png", ["s.png"]])
+def test_what_is_no_path(path: object) -> None:
+    """What is no path of a file is told, before anything is drawn."""
+    with pytest.raises(InvalidRequest, match=r"path must be a file's path, such as 'attention.png', got"):
+        made(["a"], np.ones((1, 1), np.float32)).save(path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", ["a", 0.0, True, [0]])
+@pytest.mark.parametrize("noun", ["layer", "head"])
+def test_what_is_no_layer_or_head(tmp_path: Path, noun: str, number: object) -> None:
+    """A layer or head that is no number is told by name; one of numpy's is a number."""
+    item = made(["a"], np.ones((2, 2, 1, 1), np.float32))
+    with pytest.raises(InvalidRequest, match=rf"{noun} must be a whole number, got {re.escape(repr(number))}"):
+        item.chosen(**{noun: number})  # type: ignore[arg-type]
+    assert item.chosen(**{noun: np.int64(1)}).name.count(f"{noun} 1") == 1  # type: ignore[arg-type]
+    if importlib.util.find_spec("matplotlib"):
+        with pytest.raises(InvalidRequest, match=f"{noun} must be a whole number"):
+            item.save(tmp_path / "s.png", **{noun: number})  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+"""Statuses: what gRPC says of a call that failed, as the error that stands for it, in words of ours.
+
+The client's counterpart of the servicer's `_abort`. May import: errors, grpc.
+"""
+
+import re
+from dataclasses import dataclass
+
+import grpc
+
+from service.errors import (
+    AnswerTooLarge,
+    AttencodeError,
+    DeadlineExceeded,
+    InternalFault,
+    InvalidRequest,
+    QueueFull,
+    Unavailable,
+)
+
+# gRPC's own words. Those of a limit that this side has set begin with "CLIENT:" and stay as they are.
+_REQUEST_TOO_LARGE = re.compile(r"^(?:SERVER: )?Received message larger than max \((\d+) vs\. (\d+)\)")
+_UNRESOLVED = re.compile(r"errors resolving|resolution failed")
+_UNCONNECTED = re.compile(r"failed to connect")
+
+
+class RemoteError(AttencodeError):
+    """Report a status that none of the other errors stands for."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        """Keep the status beside the message."""
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+
+
+class RequestTooLarge(InvalidRequest):
+    """Report a request of more bytes than the server takes."""
+
+    def __init__(self, size: int, most: int) -> None:
+        """Keep both, in bytes."""
+        super().__init__(
+            f"the request has {size:,} bytes, more than this server's {most:,}; send fewer or shorter inputs in one "
+            "request, or start the server with a larger --max-request-bytes"
+        )
+        self.size = size
+
+
+class Closed(InvalidRequest):
+    """Report a call of a client that is closed."""
+
+    def __init__(self) -> None:
+        """Write the message."""
+        super().__init__("this client is closed; call it before close() and within its with block, or make a new one")
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """Whom a client calls, and how long it waits: what a message must name for its reader to change it.
+
+    Attributes:
+        address: As the client was given it.
+        timeout_s: Deadline of each call that has one, in seconds; None for none.
+    """
+
+    address: str
+    timeout_s: float | None
+
+    def error(self, error: grpc.RpcError) -> AttencodeError:
+        """Turn a call's status into the error that stands for it."""
+        code, message = error.code(), error.details() or ""
+        if found := _REQUEST_TOO_LARGE.match(message):
+            return RequestTooLarge(int(found[1]), int(found[2]))
+        if code == grpc.StatusCode.UNAVAILABLE:
+            return Unavailable(self._unavailable(message))
+        if code == grpc.StatusCode.INVALID_ARGUMENT and _trailing(error, "attencode-fits-stream"):
+            return AnswerTooLarge(message, fits_stream=True)
+        return self.typed(code, message, float(_trailing(error, "attencode-retry-delay-seconds") or 0.0))
+
+    def typed(self, code: grpc.StatusCode, message: str, retry_delay_s: float) -> AttencodeError:
+        """Give the error that stands for a status, of a call or of one item of a stream."""
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay_s:
+            return QueueFull(message, retry_delay_s)
+        if code == grpc.StatusCode.INTERNAL:
+            return InternalFault(message)
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED and self.timeout_s is not None:
+            return DeadlineExceeded(
+                f"no answer came from {self.address!r} within the deadline of {self.timeout_s:g} s; give the client a "
+                "longer timeout_s, or the command a longer --timeout, or ask for less"
+            )
+        for kind in (InvalidRequest, DeadlineExceeded, Unavailable):
+            if kind.status == code:
+                return kind(message)
+        return RemoteError(code, message)
+
+    def _unavailable(self, message: str) -> str:
+        if _UNRESOLVED.search(message.lower()):
+            return (
+                f"no server answers: the address {self.address!r} names no host; give HOST:PORT, "
+                "for instance 127.0.0.1:50051, or [::1]:50051 for IPv6"
+            )
+        if _UNCONNECTED.search(message.lower()):
+            return (
+                f"no server answers at {self.address!r}; start one there, or give another address "
+                f"(gRPC says: {message})"
+            )
+        return message
+
+
+def reached(error: grpc.RpcError) -> bool:
+    """Tell whether a call that failed had found a server."""
+    message = (error.details() or "").lower()
+    return not (_UNCONNECTED.search(message) or _UNRESOLVED.search(message))
+
+
+def _trailing(error: grpc.RpcError, name: str) -> str:
+    """Read what accompanies a status under a name; empty where there is none."""
+    return next((str(value) for key, value in error.trailing_metadata() or () if key == name), "")
