@@ -157,7 +157,8 @@ class Server:
         if config.metrics_port == "none":
             return
         host = config.metrics_host or config.host
-        prometheus_client.disable_created_metrics()  # a fifth of all series, and of use to nobody here
+        # A fifth of all series, and of use to nobody here.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         memory = Memory()
         metrics.watch_memory(memory.used_bytes, memory.limit_bytes)
         try:
