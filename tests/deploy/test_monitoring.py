@@ -30,6 +30,7 @@ MONITORING = ROOT / "deploy" / "components" / "monitoring"
 SETTINGS = ("--max-queue-size", "400", "--stalled-after-s", "1", "--model-name", "tiny", "--provider", "cpu")
 ON_RAY = ("--ray", "--replicas", "2", "--replica-cpus", str(LITTLE_CPU))
 WINDOW = "5s"
+SLOW = pytest.mark.slow
 REACHED = ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 FROM_OTHERS = {"up"}  # what Prometheus itself says of its targets
 LABELS = {
@@ -205,7 +206,9 @@ def answers(address: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(
+    scope="module", params=[pytest.param("local", marks=SLOW), pytest.param("ray", marks=[SLOW, pytest.mark.ray])]
+)
 def watched(
     request: pytest.FixtureRequest, tiny_artifact: Path, rules: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
