@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bulk_files, destination
-from service.bulk_files import Row
 from service.bulk_partial import COMPANIONS, Partial
 from service.bulk_pipeline import Chunk, Patience, Pipeline, add_to_digest, read_chunks
 from service.client import Client
@@ -104,15 +103,12 @@ def encode_file(
         source: Path of the input, or `bulk_files.STDIN`.
         output: .npy, .safetensors (tensor `embeddings`), .jsonl (key `embedding`) or .parquet (column `embedding`).
         options: What is asked for.
-        resume: Go on with what an earlier run left beside the output, if it left something.
+        resume: Go on with what an earlier run left beside the output, if it did; None is given if that is complete.
         on_error: A row that has no vector ends the run, or has NaN or null in its place.
         in_flight: Requests on the way at once.
         retry_s: For so many seconds a server that is away or full is asked again, at the start too.
         report: Takes a line about each row that is skipped, and about waiting for the server.
         progress: Takes the number of rows that are new; first those of the earlier run.
-
-    Returns:
-        How it ended; None where resume found the output complete and did nothing.
 
     Raises:
         BadRow: A row has no vector, and on_error is stop.
@@ -127,30 +123,22 @@ def encode_file(
     if resume and partial.is_over:
         return None
     partial.check(resume=resume)
-    request, noun = options.request(), "row" if options.input_format == "parquet" else "line"
-    first = patience.ask(lambda: client.encode("text", **request))  # options, server and model, before any work
-    assert first.pooled is not None
-    server, width = _Server(client, options.model, patience), int(first.pooled.shape[1])
-    dtype = np.dtype(options.data_type).newbyteorder("<")
-    facts = {**asdict(options), "model_digest": first.model_digest, **server.facts, "width": width}
-    with contextlib.closing(partial), _advised(partial, source, options, form, width):
-        partial.open(facts, width * dtype.itemsize, _REMEDIES)
+    server = _Server(client, options, patience)  # and with it whether the options fit, before any work
+    with contextlib.closing(partial), _advised(partial, source, options, form, server.width):
+        partial.open({**asdict(options), **server.facts}, server.width * server.dtype.itemsize, _REMEDIES)
         resumed = partial.rows
         progress(resumed)
         try:
-            rows = bulk_files.read_rows(source, options.input_format, options.field)
-            chunks = read_chunks(rows, min(options.batch_size, server.max_inputs), _skip_rows(rows, partial, source))
-            for chunk, answer, refused in Pipeline(client, request, in_flight, patience).vectors(chunks):
-                _check_model(answer, first)
-                problems = {place: row.problem for place, row in enumerate(chunk.rows) if row.problem} | refused
-                _report(chunk, problems, noun, on_error, report)
-                partial.add(_placed(chunk, problems, answer, width, dtype), len(problems), chunk.digest)
+            pipeline = Pipeline(client, options.request(), in_flight, patience)
+            for chunk, answer, refused in pipeline.vectors(_chunks(source, options, server, partial)):
+                problems = _problems(chunk, refused, options, on_error, report)
+                partial.add(server.placed(chunk, problems, answer), len(problems), chunk.digest)
                 progress(len(chunk.rows))
                 if partial.is_checkpoint_due:
                     server.check()
                     partial.checkpoint()
             server.check()
-            partial.finish(form, width, options.data_type)
+            partial.finish(form, server.width, options.data_type)
         except BaseException as error:
             partial.leave(count=isinstance(error, Exception) and server.is_same())
             raise
@@ -177,16 +165,42 @@ def _check(source: str, output: str | Path, options: BulkOptions) -> str:
 
 
 class _Server:
-    """What of a server, beside its model, decides the bytes; no answer carries it, so it is asked for now and then."""
+    """A server that must stay what it is in all that decides the bytes.
 
-    def __init__(self, client: Client, model: str, patience: Patience) -> None:
+    Its model is in every answer; its provider and precision are not, so they are asked for now and then.
+    """
+
+    def __init__(self, client: Client, options: BulkOptions, patience: Patience) -> None:
         """Ask for what it is at the start."""
         self._client = client
-        self._model = model
+        self._model = options.model
         self._patience = patience
-        info = patience.ask(lambda: client.get_model(model))
+        first = patience.ask(lambda: client.encode("text", **options.request()))
+        assert first.pooled is not None
+        info = patience.ask(lambda: client.get_model(options.model))
+        self._digest = first.model_digest
+        self._place = _place(info)
         self.max_inputs = info.max_inputs
-        self.facts = _facts(info)
+        self.width = int(first.pooled.shape[1])
+        self.dtype = np.dtype(options.data_type).newbyteorder("<")
+        self.facts = {"model_digest": self._digest, **self._place, "width": self.width}
+
+    def placed(self, chunk: Chunk, problems: dict[int, str], answer: EncodeResult | None) -> NDArray[np.floating]:
+        """Put a chunk's vectors beside NaN for what has none, (rows, dim).
+
+        Raises:
+            ConfigError: They are another model's.
+        """
+        placed = np.full((len(chunk.rows), self.width), np.nan, self.dtype)
+        if answer is not None:
+            if answer.model_digest != self._digest:
+                raise ConfigError(
+                    f"the server has begun to answer from another model, {answer.model_digest} after {self._digest}; "
+                    "serve the first one and go on with --resume, or begin anew"
+                )
+            assert answer.pooled is not None
+            placed[[place for place in range(len(chunk.rows)) if place not in problems]] = answer.pooled
+        return placed
 
     def check(self) -> None:
         """Check that it has stayed what it was; all rows until now are its own then.
@@ -194,24 +208,24 @@ class _Server:
         Raises:
             ConfigError: It was started anew in another way.
         """
-        facts = _facts(self._patience.ask(lambda: self._client.get_model(self._model)))
-        if facts != self.facts:
-            now, before = ("{precision} on {provider}".format(**each) for each in (facts, self.facts))
+        place = _place(self._patience.ask(lambda: self._client.get_model(self._model)))
+        if place != self._place:
+            now, before = ("{precision} on {provider}".format(**each) for each in (place, self._place))
             raise ConfigError(
                 f"the server has begun to answer in {now}, after {before}; serve it with --provider "
-                f"{self.facts['provider']} --precision {self.facts['precision']} again and go on with --resume, "
+                f"{self._place['provider']} --precision {self._place['precision']} again and go on with --resume, "
                 "or begin anew"
             )
 
     def is_same(self) -> bool:
         """Tell whether it is there and what it was."""
         try:
-            return _facts(self._client.get_model(self._model)) == self.facts
+            return _place(self._client.get_model(self._model)) == self._place
         except AttencodeError:
             return False
 
 
-def _facts(info: ModelInfo) -> dict[str, str]:
+def _place(info: ModelInfo) -> dict[str, str]:
     return {"provider": info.provider, "precision": info.precision}
 
 
@@ -236,12 +250,13 @@ def _advised(partial: Partial, source: str, options: BulkOptions, form: str, wid
         raise told from error
 
 
-def _skip_rows(rows: Iterator[Row], partial: Partial, source: str) -> Any:
-    """Read past the rows that an earlier run made; gives the digest of what was read.
+def _chunks(source: str, options: BulkOptions, server: _Server, partial: Partial) -> Iterator[Chunk]:
+    """Read the input after the rows that an earlier run made.
 
     Raises:
-        ConfigError: They are not what that run had read.
+        ConfigError: Those are not what that run had read.
     """
+    rows = bulk_files.read_rows(source, options.input_format, options.field)
     digest, count = hashlib.sha256(), 0
     for row in itertools.islice(rows, partial.rows):
         add_to_digest(digest, row)
@@ -252,41 +267,25 @@ def _skip_rows(rows: Iterator[Row], partial: Partial, source: str) -> Any:
             f"the first {partial.rows} rows of {name} are not those that the earlier run encoded; "
             f"give the same input again, or {partial.anew}"
         )
-    return digest
+    return read_chunks(rows, min(options.batch_size, server.max_inputs), digest)
 
 
-def _check_model(answer: EncodeResult | None, first: EncodeResult) -> None:
-    if answer is not None and answer.model_digest != first.model_digest:
-        raise ConfigError(
-            f"the server has begun to answer from another model, {answer.model_digest} after {first.model_digest}; "
-            "serve the first one and go on with --resume, or begin anew"
-        )
-
-
-def _report(
-    chunk: Chunk, problems: dict[int, str], noun: str, on_error: OnError, report: Callable[[str], None]
-) -> None:
-    """Report the rows that have no vector.
+def _problems(
+    chunk: Chunk, refused: dict[int, str], options: BulkOptions, on_error: OnError, report: Callable[[str], None]
+) -> dict[int, str]:
+    """Report the rows that have no vector; gives why, by their places.
 
     Raises:
         BadRow: There is one, and on_error is stop.
     """
+    problems = {place: row.problem for place, row in enumerate(chunk.rows) if row.problem} | refused
+    noun = "row" if options.input_format == "parquet" else "line"
     for place in sorted(problems):
         problem = f"{noun} {chunk.rows[place].number}: {problems[place]}"
         if on_error == "stop":
             raise BadRow(f"{problem}; correct it or add --on-error skip, and go on with --resume")
         report(f"{problem}; skipped")
-
-
-def _placed(
-    chunk: Chunk, problems: dict[int, str], answer: EncodeResult | None, width: int, dtype: np.dtype[Any]
-) -> NDArray[np.floating]:
-    """Put a chunk's vectors beside NaN for what has none, (rows, dim)."""
-    placed = np.full((len(chunk.rows), width), np.nan, dtype)
-    if answer is not None:
-        assert answer.pooled is not None
-        placed[[place for place in range(len(chunk.rows)) if place not in problems]] = answer.pooled
-    return placed
+    return problems
 
 
 def left_rows(output: str | Path) -> bool:

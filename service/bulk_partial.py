@@ -195,6 +195,8 @@ class Partial:
                 except NotWritten:
                     self._make_room()
                     self.checkpoint()
+        # As the journal has it: a signal may have come between its writing and our noting that.
+        self._counted = json.loads(self._journal_path.read_text())["rows"] if self._journal_path.exists() else 0
         if not self._counted:
             self._journal_path.unlink(missing_ok=True)
             self._data_path.unlink(missing_ok=True)
