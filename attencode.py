@@ -14,6 +14,7 @@ from service.errors import (
     DeadlineExceeded,
     InternalFault,
     InvalidRequest,
+    NotWritten,
     QueueFull,
     Unavailable,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "InternalFault",
     "InvalidRequest",
     "ModelInfo",
+    "NotWritten",
     "Outputs",
     "Places",
     "Pooled",

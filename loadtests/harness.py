@@ -6,6 +6,7 @@ May import: texts, wire, service.
 """
 
 import argparse
+import os
 import re
 import signal
 import subprocess
@@ -35,10 +36,10 @@ GRPC = ("content-type: application/grpc", "te: trailers")
 
 
 @contextmanager
-def running_server(*words: str) -> Iterator[tuple[int, int]]:
+def running_server(*words: str, **variables: str) -> Iterator[tuple[int, int]]:
     """Start `attencode serve` with these words and give its port and process id; it is drained in the end."""
     command = [sys.executable, "-m", "service", "serve", "--port=0", "--metrics-port=none", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline() if process.stdout else ""
             print(line.strip(), file=sys.stderr)

@@ -197,7 +197,9 @@ class Attended:
             The file's path.
 
         Raises:
-            InvalidRequest: The mode does not go with the file's suffix or with this answer.
+            InvalidRequest: The mode does not go with the file's suffix or with this answer, or the path names no file
+                that can be written.
+            NotWritten: The file system does not take the file, for instance because the disk is full.
             ConfigError: A package is missing.
         """
         from service import pages, view  # noqa: PLC0415

@@ -1,12 +1,13 @@
 """Backend: where the models run. Brings them up, keeps the server told of them, takes them down.
 
 `LocalBackend` runs them in this process; `service.fleet.RayBackend` on Ray Serve's replicas.
-May import: served, runner, session, placement, artifact, config.
+May import: metrics, served, runner, session, placement, artifact, config.
 """
 
 from collections.abc import Mapping
 from typing import Protocol
 
+from service import metrics
 from service.artifact import Artifact
 from service.config import ServiceConfig
 from service.placement import choose_placement, streams_for, usable_cores
@@ -55,7 +56,7 @@ class LocalBackend:
         }
         self._placement = next(iter(placements.values()))  # of the default; others may differ in precision
         streams = streams_for(self._placement.provider, threads) if config.streams == "auto" else config.streams
-        device = DeviceThreads(streams)
+        self._device = device = DeviceThreads(streams)
         self._served = []
         for name, artifact in artifacts.items():
             placement = placements[name]
@@ -74,6 +75,7 @@ class LocalBackend:
         for served in self._served:
             await served.engine.start()
             models.put(served)
+            metrics.record_compute_streams(served.name, self._device.streams)
             models.set_ready(served.name, ready=True)
 
     async def stop(self) -> None:

@@ -2,18 +2,15 @@
 
 Rows go to OUTPUT.partial as they come, and OUTPUT.partial.json, the journal, says how many of them count; in the end
 they are written in the output's format and take its name at once.
-May import: bulk_files, bulk_partial, client, plain, request, errors, numpy.
+May import: bulk_files, bulk_partial, bulk_pipeline, client, destination, request, errors, numpy.
 """
 
 import contextlib
+import errno
 import hashlib
 import itertools
-import queue
-import re
-import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,18 +18,19 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bulk_files
+from service import bulk_files, destination
 from service.bulk_files import Row
-from service.bulk_partial import Partial
+from service.bulk_partial import COMPANIONS, Partial
+from service.bulk_pipeline import Chunk, Patience, Pipeline, add_to_digest, read_chunks
 from service.client import Client
-from service.errors import AttencodeError, ConfigError, DeadlineExceeded, InvalidRequest, QueueFull, Unavailable
-from service.plain import encode_request
-from service.request import EncodeRequest, EncodeResult
+from service.errors import AttencodeError, ConfigError, NotWritten
+from service.request import EncodeResult, ModelInfo
 
-_CHUNK_BYTES = 2**20  # of text in one request, beside the number of texts; a server takes 4 MiB unless told otherwise
-_MOST_ROWS = 4096  # in one chunk, whatever is wrong with them
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_REMEDIES = {  # for what the server decides, by what it was
+    "model_digest": "serve that artifact again",
+    "provider": "serve it with --provider {} again",
+    "precision": "serve it with --precision {} again",
+}
 
 OnError = Literal["stop", "skip"]
 
@@ -86,173 +84,10 @@ class Summary:
     resumed_rows: int
 
 
-@dataclass(slots=True)
-class Chunk:
-    """Rows of the input that one request asks for.
-
-    Attributes:
-        rows: The rows, those with a problem included.
-        digest: SHA-256 of all that was read up to the last of them.
-    """
-
-    rows: list[Row] = field(default_factory=list)
-    digest: str = ""
-
-    @property
-    def texts(self) -> list[tuple[int, str]]:
-        """Give the texts to encode, each with its place among the rows."""
-        return [(place, row.text) for place, row in enumerate(self.rows) if row.text is not None]
-
-
-def read_chunks(rows: Iterator[Row], batch_size: int, digest: Any) -> Iterator[Chunk]:
-    """Gather rows into chunks of batch_size texts, fewer where these are long.
-
-    Args:
-        rows: The input.
-        batch_size: Most texts in a chunk.
-        digest: A hashlib object that has seen what was read before; goes on with what is read.
-    """
-    chunk, texts, size = Chunk(), 0, 0
-    for row in rows:
-        add_to_digest(digest, row)
-        chunk.rows.append(row)
-        if row.text is not None:
-            texts, size = texts + 1, size + len(row.raw)
-        if texts == batch_size or size >= _CHUNK_BYTES or len(chunk.rows) == _MOST_ROWS:
-            chunk.digest = digest.hexdigest()
-            yield chunk
-            chunk, texts, size = Chunk(), 0, 0
-    if chunk.rows:
-        chunk.digest = digest.hexdigest()
-        yield chunk
-
-
-def add_to_digest(digest: Any, row: Row) -> None:
-    """Add a row to a digest, so that no other rows give the same."""
-    digest.update(len(row.raw).to_bytes(8, "little"))
-    digest.update(row.raw)
-
-
-# ---------------------------------------------------------------- the pipeline
-
-
-class Pipeline:
-    """Chunks out over one stream and their vectors back, in order, with a bounded number on the way."""
-
-    def __init__(self, client: Client, options: BulkOptions, in_flight: int, retry_s: float) -> None:
-        """Store what to ask, how many requests are on the way, and the seconds to try a server that fails."""
-        self._client = client
-        self._request = options.request()
-        self._in_flight = in_flight
-        self._retry_s = retry_s
-
-    def vectors(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, EncodeResult | None, dict[int, str]]]:
-        """Give each chunk, the answer for its texts, and why those at some places have none.
-
-        The answer's pooled vectors (texts, dim) are those of the texts that have one, in order; None for no answer.
-
-        Raises:
-            AttencodeError: The server failed for longer than it may.
-        """
-        waiting: deque[Chunk] = deque()
-        ended = False
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(contextlib.closing(_Stream(self._client)))
-            while True:
-                while not ended and len(waiting) < self._in_flight:
-                    chunk = next(chunks, None)
-                    ended = chunk is None
-                    if chunk is not None:
-                        waiting.append(chunk)
-                        if chunk.texts:
-                            stream.send(encode_request([text for _, text in chunk.texts], **self._request))
-                if not waiting:
-                    return
-                if not waiting[0].texts:
-                    yield waiting.popleft(), None, {}
-                    continue
-                try:
-                    answer = stream.receive()
-                except AttencodeError:  # whatever it was, asking for each alone tells
-                    stream.close()
-                    stream = stack.enter_context(contextlib.closing(_Stream(self._client)))
-                    while waiting:
-                        yield self._alone(waiting.popleft())
-                    continue
-                chunk = waiting.popleft()
-                yield (chunk, answer, {}) if isinstance(answer, EncodeResult) else self._alone(chunk)
-
-    def _alone(self, chunk: Chunk) -> tuple[Chunk, EncodeResult | None, dict[int, str]]:
-        """Ask for a chunk in requests of its own, ever smaller ones around a text that is refused."""
-        answers: list[EncodeResult] = []
-        problems: dict[int, str] = {}
-        parts = [chunk.texts] if chunk.texts else []
-        while parts:
-            part = parts.pop()
-            try:
-                answers.append(self._patiently([text for _, text in part]))
-            except InvalidRequest as error:
-                if len(part) == 1:
-                    problems[part[0][0]] = "refused: " + re.sub(r"^input 0\b", "the text", str(error))
-                else:
-                    parts += [part[len(part) // 2 :], part[: len(part) // 2]]  # the last is the next
-        return chunk, _joined(answers), problems
-
-    def _patiently(self, texts: list[str]) -> EncodeResult:
-        end_s, pause_s = time.monotonic() + self._retry_s, _FIRST_PAUSE_S
-        while True:
-            try:
-                return self._client.encode(texts, **self._request)
-            except (QueueFull, Unavailable, DeadlineExceeded) as error:
-                if isinstance(error, QueueFull):
-                    pause_s = max(pause_s, min(error.retry_delay_s, _LONGEST_PAUSE_S))
-                if time.monotonic() + pause_s > end_s:
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-class _Stream:
-    """One EncodeStream, fed request by request."""
-
-    def __init__(self, client: Client) -> None:
-        """Store the client; the stream begins with the first answer that is asked for."""
-        self._requests: queue.SimpleQueue[EncodeRequest | None] = queue.SimpleQueue()
-        self._answers = client.encode_stream(iter(self._requests.get, None))
-
-    def send(self, request: EncodeRequest) -> None:
-        """Send a request when the server takes it."""
-        self._requests.put(request)
-
-    def receive(self) -> EncodeResult | AttencodeError:
-        """Wait for the next answer."""
-        return next(self._answers)
-
-    def close(self) -> None:
-        """End the stream, and let gRPC's thread that reads the requests go."""
-        self._requests.put(None)
-        if isinstance(self._answers, Generator):
-            self._answers.close()
-
-
-def _joined(answers: list[EncodeResult]) -> EncodeResult | None:
-    if not answers:
-        return None
-    pooled = np.concatenate([answer.pooled for answer in answers if answer.pooled is not None])
-    digests = {answer.model_digest for answer in answers}
-    last = answers[-1]
-    results = [result for answer in answers for result in answer.results]
-    digest = last.model_digest if len(digests) == 1 else " and ".join(sorted(digests))
-    return EncodeResult(pooled, results, model=last.model, model_digest=digest)
-
-
-# ---------------------------------------------------------------- a whole file
-
-
 def encode_file(
     client: Client,
     source: str,
-    output: Path,
+    output: str | Path,
     options: BulkOptions,
     *,
     resume: bool = False,
@@ -261,7 +96,7 @@ def encode_file(
     retry_s: float = 60.0,
     report: Callable[[str], None] = lambda _line: None,
     progress: Callable[[int], None] = lambda _rows: None,
-) -> Summary:
+) -> Summary | None:
     """Encode every text of a file into another file, a row (dim,) for each, in order.
 
     Args:
@@ -272,60 +107,133 @@ def encode_file(
         resume: Go on with what an earlier run left beside the output, if it left something.
         on_error: A row that has no vector ends the run, or has NaN or null in its place.
         in_flight: Requests on the way at once.
-        retry_s: For so many seconds a server that is away or full is asked again.
-        report: Takes a line about each row that is skipped.
+        retry_s: For so many seconds a server that is away or full is asked again, at the start too.
+        report: Takes a line about each row that is skipped, and about waiting for the server.
         progress: Takes the number of rows that are new; first those of the earlier run.
+
+    Returns:
+        How it ended; None where resume found the output complete and did nothing.
 
     Raises:
         BadRow: A row has no vector, and on_error is stop.
         InvalidRequest: The server refuses the options themselves.
         ConfigError: The paths or formats do not fit, or what an earlier run left does not go with this one.
         Unavailable: No server answers, or none for longer than retry_s; likewise `QueueFull`, `DeadlineExceeded`.
-        OSError: A file cannot be read or written.
+        NotWritten: The disk is full, or takes the output no more for another reason; what is done is kept.
+        OSError: The input cannot be read.
     """
     form = _check(source, output, options)
-    partial = Partial(output)
+    partial, patience = Partial(Path(output)), Patience(retry_s, report)
+    if resume and partial.is_over:
+        return None
     partial.check(resume=resume)
-    first = client.encode("text", **options.request())  # the options, the server and the model, before any work
+    request, noun = options.request(), "row" if options.input_format == "parquet" else "line"
+    first = patience.ask(lambda: client.encode("text", **request))  # options, server and model, before any work
     assert first.pooled is not None
-    width = int(first.pooled.shape[1])
-    batch_size = min(options.batch_size, client.get_model(options.model).max_inputs)
+    server, width = _Server(client, options.model, patience), int(first.pooled.shape[1])
     dtype = np.dtype(options.data_type).newbyteorder("<")
-    with contextlib.closing(partial):
-        partial.open({**asdict(options), "model_digest": first.model_digest, "width": width}, width * dtype.itemsize)
+    facts = {**asdict(options), "model_digest": first.model_digest, **server.facts, "width": width}
+    with contextlib.closing(partial), _advised(partial, source, options, form, width):
+        partial.open(facts, width * dtype.itemsize, _REMEDIES)
         resumed = partial.rows
         progress(resumed)
         try:
             rows = bulk_files.read_rows(source, options.input_format, options.field)
-            chunks = read_chunks(rows, batch_size, _skip_rows(rows, partial, source))
-            for chunk, answer, refused in Pipeline(client, options, in_flight, retry_s).vectors(chunks):
+            chunks = read_chunks(rows, min(options.batch_size, server.max_inputs), _skip_rows(rows, partial, source))
+            for chunk, answer, refused in Pipeline(client, request, in_flight, patience).vectors(chunks):
                 _check_model(answer, first)
                 problems = {place: row.problem for place, row in enumerate(chunk.rows) if row.problem} | refused
-                _report(chunk, problems, on_error, report)
+                _report(chunk, problems, noun, on_error, report)
                 partial.add(_placed(chunk, problems, answer, width, dtype), len(problems), chunk.digest)
                 progress(len(chunk.rows))
-        except BaseException:
-            partial.leave()
+                if partial.is_checkpoint_due:
+                    server.check()
+                    partial.checkpoint()
+            server.check()
+            partial.finish(form, width, options.data_type)
+        except BaseException as error:
+            partial.leave(count=isinstance(error, Exception) and server.is_same())
             raise
-        partial.finish(form, width, options.data_type)
     return Summary(partial.rows, partial.skipped, resumed)
 
 
-def _check(source: str, output: Path, options: BulkOptions) -> str:
+def _check(source: str, output: str | Path, options: BulkOptions) -> str:
     """Find what would fail in the end, before the work; gives the output's format."""
-    form = bulk_files.output_format(output)
+    path = Path(output)
+    form = bulk_files.output_format(path)
     if "parquet" in (form, options.input_format):
         bulk_files.require_pyarrow()
-    if not output.parent.is_dir():
-        raise ConfigError(f"the output's folder {output.parent} is not there; make it first")
+    if found := destination.trouble(output, COMPANIONS):
+        raise ConfigError(found)
     if source != bulk_files.STDIN:
-        if output.exists() and output.samefile(source):
-            raise ConfigError(f"the output {output} is the input; give another name")
+        for place in (path, *(path.with_name(path.name + ending) for ending in COMPANIONS)):
+            if place.exists() and place.samefile(source):
+                raise ConfigError(f"the output {place} is the input; give another name")
         if Path(source).is_file():  # a pipe can be opened only once
             Path(source).open("rb").close()
         elif not Path(source).exists() or Path(source).is_dir():
             raise ConfigError(f"the input {source} is not a file")
     return form
+
+
+class _Server:
+    """What of a server, beside its model, decides the bytes; no answer carries it, so it is asked for now and then."""
+
+    def __init__(self, client: Client, model: str, patience: Patience) -> None:
+        """Ask for what it is at the start."""
+        self._client = client
+        self._model = model
+        self._patience = patience
+        info = patience.ask(lambda: client.get_model(model))
+        self.max_inputs = info.max_inputs
+        self.facts = _facts(info)
+
+    def check(self) -> None:
+        """Check that it has stayed what it was; all rows until now are its own then.
+
+        Raises:
+            ConfigError: It was started anew in another way.
+        """
+        facts = _facts(self._patience.ask(lambda: self._client.get_model(self._model)))
+        if facts != self.facts:
+            now, before = ("{precision} on {provider}".format(**each) for each in (facts, self.facts))
+            raise ConfigError(
+                f"the server has begun to answer in {now}, after {before}; serve it with --provider "
+                f"{self.facts['provider']} --precision {self.facts['precision']} again and go on with --resume, "
+                "or begin anew"
+            )
+
+    def is_same(self) -> bool:
+        """Tell whether it is there and what it was."""
+        try:
+            return _facts(self._client.get_model(self._model)) == self.facts
+        except AttencodeError:
+            return False
+
+
+def _facts(info: ModelInfo) -> dict[str, str]:
+    return {"provider": info.provider, "precision": info.precision}
+
+
+@contextlib.contextmanager
+def _advised(partial: Partial, source: str, options: BulkOptions, form: str, width: int) -> Iterator[None]:
+    """Add to the report of a file that cannot be written what is kept, how much room the rest takes, and what to do."""
+    try:
+        yield
+    except NotWritten as error:
+        kept, parts, way = partial.counted, [], "go on with --resume" if partial.counted else "begin anew"
+        total = bulk_files.count_rows(source, options.input_format)
+        of_all = "" if total is None else f" of {total:,}"
+        parts.append(f"{kept:,}{of_all} rows are kept" if kept else "no row is kept")
+        if destination.is_no_room(error):
+            if total is not None:
+                row_bytes = width * np.dtype(options.data_type).itemsize
+                more = (total - kept) * row_bytes + bulk_files.final_bytes(form, total, width, options.data_type)
+                parts.append(f"what is missing takes about {destination.in_words(more)} in all")
+            way = f"{'raise the limit' if error.errno == errno.EFBIG else 'make room'} and {way}"
+        told = NotWritten("; ".join((str(error), *parts, way)))
+        told.errno = error.errno
+        raise told from error
 
 
 def _skip_rows(rows: Iterator[Row], partial: Partial, source: str) -> Any:
@@ -355,14 +263,16 @@ def _check_model(answer: EncodeResult | None, first: EncodeResult) -> None:
         )
 
 
-def _report(chunk: Chunk, problems: dict[int, str], on_error: OnError, report: Callable[[str], None]) -> None:
+def _report(
+    chunk: Chunk, problems: dict[int, str], noun: str, on_error: OnError, report: Callable[[str], None]
+) -> None:
     """Report the rows that have no vector.
 
     Raises:
         BadRow: There is one, and on_error is stop.
     """
     for place in sorted(problems):
-        problem = f"line {chunk.rows[place].number}: {problems[place]}"
+        problem = f"{noun} {chunk.rows[place].number}: {problems[place]}"
         if on_error == "stop":
             raise BadRow(f"{problem}; correct it or add --on-error skip, and go on with --resume")
         report(f"{problem}; skipped")
@@ -379,6 +289,9 @@ def _placed(
     return placed
 
 
-def left_rows(output: Path) -> bool:
+def left_rows(output: str | Path) -> bool:
     """Tell whether a run that ended early left rows beside its output."""
-    return Partial(output).exists
+    try:
+        return Partial(Path(output)).exists
+    except (OSError, ValueError):  # no name that a file could have
+        return False

@@ -230,6 +230,12 @@ def write_vectors(form: str, file: BinaryIO, raw: BinaryIO, shape: tuple[int, in
     writer(file, _blocks(raw, shape, dtype), shape, dtype)
 
 
+def final_bytes(form: str, rows: int, width: int, data_type: str) -> int:
+    """Tell about how many bytes the rows (rows, dim) take in a final format; JSON has some 20 letters a number."""
+    number_bytes = 20 if form == "jsonl" else np.dtype(data_type).itemsize
+    return rows * width * number_bytes
+
+
 def _blocks(raw: BinaryIO, shape: tuple[int, int], dtype: np.dtype[Any]) -> Iterator[NDArray[np.floating]]:
     """Read raw rows some MiB at a time, each block (rows, dim)."""
     rows, width = shape

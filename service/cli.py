@@ -1,4 +1,4 @@
-"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info.
+"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info | health.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
 2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
@@ -6,7 +6,6 @@ May import: everything, each command what it needs when it runs.
 """
 
 import argparse
-import logging
 import math
 import os
 import signal
@@ -15,15 +14,13 @@ import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from service import cli_attend, cli_view
+from service import cli_attend, cli_health, cli_view
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
-
-if TYPE_CHECKING:
-    from service.config import ServiceConfig
+from service.logs import log_to_stderr
 
 _STARTED = time.perf_counter()
 _DEPLOY_HELP = """usage: attencode deploy NAME=MODEL ... [--address HOST:PORT] [settings]
@@ -36,6 +33,7 @@ every node has under this path. Settings are these of `attencode serve`: --repli
 runs, or, where nothing runs any more, is as `attencode serve` has it.
 """
 _DEPLOY_SETTINGS = {"address", "cache_dir", "log_level", "models", "precision", "provider", "ray", "streams"} | {
+    *("log_format",),
     *("replica_batches", "replica_cpus", "replica_gpus", "replicas"),
 }
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -87,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("deploy", help="put a model, or a new artifact of it, on the replicas of a Ray cluster")
 
     undeploy = commands.add_parser("undeploy", help="take models off a Ray cluster")
-    undeploy.add_argument("names", nargs="+", metavar="NAME")
+    undeploy.add_argument("names", nargs="+", metavar="NAME", help="name of a served model")
     undeploy.add_argument("--address", default="auto", help="the cluster, HOST:PORT; this node's if unset")
     undeploy.set_defaults(run=_undeploy)
 
@@ -105,11 +103,16 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
 
     encode = commands.add_parser("encode", help="encode texts, or a file of them, through a running server")
-    encode.add_argument("texts", nargs="*", metavar="TEXT", type=cli_attend.utf8)
-    encode.add_argument("--pooling", choices=("cls", "mean", "max", "last", "sentence"))
-    encode.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=None)
-    encode.add_argument("--dimensions", type=int)
-    encode.add_argument("--token-embeddings", action="store_true")
+    help_text = "a text to encode, in quotes where it has blanks"
+    encode.add_argument("texts", nargs="*", metavar="TEXT", type=cli_attend.utf8, help=help_text)
+    poolings = ("cls", "mean", "max", "last", "sentence")
+    encode.add_argument(
+        "--pooling", choices=poolings, help="how tokens become one vector; the model's own way if unset"
+    )
+    scaled = "scale vectors to length 1, or do not; as the model does if unset"
+    encode.add_argument("--normalize", action=argparse.BooleanOptionalAction, default=None, help=scaled)
+    encode.add_argument("--dimensions", type=int, help="only the first so many of each vector; all if unset")
+    encode.add_argument("--token-embeddings", action="store_true", help="print each token's vector too")
     add_file_arguments(encode)
     encode.set_defaults(run=_encode)
 
@@ -118,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
     info.set_defaults(run=_info)
+
+    cli_health.add(commands, _DEFAULT_ADDRESS, _seconds)
 
     for command in (encode, attend, view, info):
         command.add_argument(
@@ -133,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
             help="name of a served model; the first if unset",
         )
     for command in (encode, attend, view):
-        command.add_argument("--truncation", choices=("right", "left", "off"), default="right")
+        cut = "where a text that is too long is cut; off refuses it; right if unset"
+        command.add_argument("--truncation", choices=("right", "left", "off"), default="right", help=cut)
         command.add_argument("--prompt-name", type=cli_attend.utf8, help="prompt of the model; its default if unset")
     return parser
 
@@ -148,7 +154,7 @@ def _serve(words: list[str]) -> int:
     from service.config import parse_config, prepare_ray_environment  # noqa: PLC0415
 
     config = parse_config(words)
-    _log_to_stderr(config)
+    log_to_stderr(config.log_level, config.log_format)
     from service.server import serve  # noqa: PLC0415
 
     artifacts = open_models(config)
@@ -172,11 +178,6 @@ def _serve(words: list[str]) -> int:
     return 0
 
 
-def _log_to_stderr(config: "ServiceConfig") -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=config.log_level.upper(), format=form, stream=sys.stderr)
-
-
 def _deploy(words: list[str]) -> int:
     """Deploy each NAME=MODEL; the flags are those of serve, unset ones stay as they run."""
     from service.cache import end_in_order, open_models  # noqa: PLC0415
@@ -194,7 +195,7 @@ def _deploy(words: list[str]) -> int:
     if foreign := config.model_fields_set - _DEPLOY_SETTINGS:
         flags = ", ".join(sorted("--" + name.replace("_", "-") for name in foreign))
         raise ConfigError(f"deploy has no use for {flags}; give it to `attencode serve`")
-    _log_to_stderr(config)
+    log_to_stderr(config.log_level, config.log_format)
     artifacts = open_models(config)
     prepare_ray_environment()
     from service.cluster import deploy, describe, joined, settings_for  # noqa: PLC0415

@@ -20,6 +20,7 @@ _MOST_NUMBER = 9999  # of a layer or head, so that a range is not longer than an
 _MOST_WEIGHTS = 2**32 - 1  # of a row, as the contract has it
 _REDUCTIONS = ("mean", "max")
 _LISTS = ("--layers", "--heads")
+PAIR_HELP = "second text of a pair; both go through the model as one input, and look at each other too"
 
 
 # ---------------------------------------------------------------- flags
@@ -28,8 +29,8 @@ _LISTS = ("--layers", "--heads")
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command; gives its parser, to which the flags of all clients are added."""
     attend: argparse.ArgumentParser = commands.add_parser("attend", help="print who attends to whom, token by token")
-    attend.add_argument("text", metavar="TEXT", type=utf8)
-    attend.add_argument("pair", metavar="TEXT_B", nargs="?", type=utf8, help="second text of a pair")
+    attend.add_argument("text", metavar="TEXT", type=utf8, help="the text whose tokens look at each other")
+    attend.add_argument("pair", metavar="TEXT_B", nargs="?", type=utf8, help=PAIR_HELP)
     attend.add_argument("--layer", type=int, help="one layer, negative from the end; the last if unset")
     attend.add_argument("--head", type=int, help="one head, negative from the end; the mean over heads if unset")
     add_attention_arguments(attend)
@@ -43,8 +44,8 @@ def add_attention_arguments(command: argparse.ArgumentParser) -> None:
     """Add the flags that choose and reduce attention."""
     group = command.add_argument_group("which attention")
     add = group.add_argument
-    add("--layers", type=_numbers, metavar="LIST", help="such as 0,2-4 or -1; all for every one")
-    add("--heads", type=_numbers, metavar="LIST", help="likewise")
+    add("--layers", type=_numbers, metavar="LIST", help="layers, such as 0,2-4 or -1; all for every one")
+    add("--heads", type=_numbers, metavar="LIST", help="heads, such as 0,2-4 or -1; all for every one")
     add("--reduce-heads", choices=_REDUCTIONS, help="over all heads, or those of --heads")
     add("--reduce-layers", choices=_REDUCTIONS, help="over all layers, or those of --layers")
     add("--words", action="store_true", help="merge the tokens of each word")

@@ -4,13 +4,14 @@ May import: bulk, bulk_files, client, errors; all but errors when it runs.
 """
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from service.errors import AttencodeError, ConfigError
+from service.errors import AttencodeError, ConfigError, NotWritten
 
 _FILE_FLAGS = {
     "input_format": None,
@@ -31,7 +32,7 @@ def add_file_arguments(encode: argparse.ArgumentParser) -> None:
     )
     add = files.add_argument
     add("--input", metavar="FILE", help=".txt (a text a line), .jsonl or .parquet; - for the standard input")
-    add("--output", type=Path, metavar="FILE", help=".npy, .safetensors, .jsonl or .parquet")
+    add("--output", metavar="FILE", help=".npy, .safetensors, .jsonl or .parquet")
     add("--input-format", choices=("txt", "jsonl", "parquet"), help="the name's ending if unset; txt for -")
     add("--field", default="text", metavar="NAME", help="JSON key or parquet column of the text; text if unset")
     add("--data-type", choices=("float32", "float16"), default="float32", help="of the vectors; float32 if unset")
@@ -40,7 +41,11 @@ def add_file_arguments(encode: argparse.ArgumentParser) -> None:
     add("--batch-size", type=_count, default=32, metavar="TEXTS", help="texts in a request; 32 if unset")
     add("--in-flight", type=_count, default=8, metavar="REQUESTS", help="requests on the way at once; 8 if unset")
     add(
-        "--retry-for", type=_patience, default=60.0, metavar="SECONDS", help="ask a failing server so long; 60 if unset"
+        "--retry-for",
+        type=_patience,
+        default=60.0,
+        metavar="SECONDS",
+        help="ask a server that is away or full so long, at the start too; 60 if unset",
     )
 
 
@@ -83,6 +88,7 @@ def encode_files(parsed: argparse.Namespace) -> int:
         field=parsed.field,
     )
     with (
+        _ended_in_order(),
         Client(parsed.address, timeout_s=parsed.timeout) as client,
         _progress(lambda: bulk_files.count_rows(parsed.input, options.input_format)) as (progress, report),
     ):
@@ -99,12 +105,40 @@ def encode_files(parsed: argparse.Namespace) -> int:
                 report=report,
                 progress=progress,
             )
-        except (AttencodeError, KeyboardInterrupt) as error:
-            if not isinstance(error, bulk.BadRow) and bulk.left_rows(parsed.output):
+        except (AttencodeError, OSError, KeyboardInterrupt, SystemExit) as error:
+            if not isinstance(error, (bulk.BadRow, NotWritten)) and bulk.left_rows(parsed.output):
                 report("what is done so far is kept; go on with --resume")
             raise
-    report(_told(summary))
+    if summary is None:
+        report(
+            f"{parsed.output} is complete, and there is no unfinished run to resume; leave --resume out to encode anew"
+        )
+    else:
+        report(_told(summary))
     return 0
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM, and a terminal that is closed, end the run as Ctrl-C does, with 128 + the signal as exit status."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    names = ("SIGTERM", "SIGHUP")
+    numbers = [number for name in names if (number := getattr(signal, name, None)) is not None]
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _told(summary: Any) -> str:

@@ -6,11 +6,17 @@ cli_print, view, errors.
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from service.attention import ALL
-from service.cli_attend import add_attention_arguments, common_options, refuse_doubles, refuse_for_rollout, utf8
+from service.cli_attend import (
+    PAIR_HELP,
+    add_attention_arguments,
+    common_options,
+    refuse_doubles,
+    refuse_for_rollout,
+    utf8,
+)
 from service.cli_print import print_json
 from service.errors import InvalidRequest
 
@@ -18,21 +24,30 @@ from service.errors import InvalidRequest
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command; gives its parser, to which the flags of all clients are added."""
     view: argparse.ArgumentParser = commands.add_parser("view", help="draw who attends to whom into a file")
-    view.add_argument("text", metavar="TEXT", type=utf8)
-    view.add_argument("pair", metavar="TEXT_B", nargs="?", type=utf8, help="second text of a pair")
+    view.add_argument("text", metavar="TEXT", type=utf8, help="the text whose tokens look at each other")
+    view.add_argument("pair", metavar="TEXT_B", nargs="?", type=utf8, help=PAIR_HELP)
     view.add_argument(
         "--mode",
         choices=("head", "model", "neuron", "heatmap", "rollout"),
         default="heatmap",
-        help="head, model and neuron are bertviz's pages (.html); heatmap and rollout pictures (.png, .svg)",
+        help="head, model and neuron are bertviz's pages (.html); heatmap and rollout pictures (.png, .svg); "
+        "heatmap if unset",
     )
-    view.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    view.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the page or picture; one that is there is replaced"
+    )
     view.add_argument(
         "--layer",
         type=int,
-        help="the one of a heatmap or a model page, the first to show elsewhere; negative from the end",
+        help="the layer of a heatmap, the last if unset; the only one of a model page, all if unset; the one that a "
+        "head or neuron page opens with; negative from the end",
     )
-    view.add_argument("--head", type=int, help="likewise; a heatmap shows all heads reduced to one if unset")
+    view.add_argument(
+        "--head",
+        type=int,
+        help="the head of a heatmap, all reduced to one by --reduce-heads if unset; the only one of a model page, all "
+        "if unset; the one that a head or neuron page opens with; negative from the end",
+    )
     add_attention_arguments(view)
     view.add_argument("--open", action="store_true", help="open the file in a browser")
     view.set_defaults(run=run)
@@ -44,23 +59,30 @@ def run(parsed: argparse.Namespace) -> int:
     from service import view  # noqa: PLC0415
     from service.client import Client  # noqa: PLC0415
 
-    view.check(parsed.output, parsed.mode)
+    target = view.check(parsed.output, parsed.mode)
     options, shown = _wanted(parsed)
     text = parsed.text if parsed.pair is None else (parsed.text, parsed.pair)
     with Client(parsed.address, timeout_s=parsed.timeout) as client:
         attended = client.attend(text, **options, **common_options(parsed))
-    attended.save(parsed.output, parsed.mode, **shown)
+    attended.save(target, parsed.mode, **shown)
     if parsed.json:
-        facts = {"file": str(parsed.output), "mode": parsed.mode, "num_tokens": attended.num_tokens}
+        facts = {"file": str(target), "mode": parsed.mode, "num_tokens": attended.num_tokens}
         print_json({**facts, "truncated": attended.truncated})
     else:
         cut = f", cut from {attended.original_num_tokens}" if attended.truncated else ""
-        sys.stdout.write(f"{parsed.output}: {parsed.mode} of {attended.num_tokens} tokens{cut}\n")
+        sys.stdout.write(f"{target}: {parsed.mode} of {attended.num_tokens} tokens{cut}\n")
     if parsed.open:
-        import webbrowser  # noqa: PLC0415
-
-        webbrowser.open(parsed.output.resolve().as_uri())
+        _show(target.resolve().as_uri())
     return 0
+
+
+def _show(address: str) -> None:
+    """Open an address in a browser, or say that none opens."""
+    import webbrowser  # noqa: PLC0415
+
+    sys.stdout.flush()  # a browser of the terminal takes the screen
+    if not webbrowser.open(address):
+        sys.stderr.write(f"attencode: no browser opens here; the file is {address}\n")
 
 
 def _wanted(parsed: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int | None]]:

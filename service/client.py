@@ -1,8 +1,8 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves.
-May import: pb, codec, chunks, resumption, attended, attention, plain, request, statuses, values, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, statuses,
+tracing, values, errors, grpc.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from service.plain import InputLike, Layers, attend_request, encode_request, rea
 from service.request import EncodeRequest, EncodeResult, ModelInfo, TextInput, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption, Unanswered
 from service.statuses import Callee, Closed, reached
+from service.tracing import outgoing_metadata
 from service.values import shown
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -130,7 +131,7 @@ class Client:
             while True:
                 joiner = Joiner()
                 self._check_open()
-                call = self._stub.EncodeStream(items.messages(), timeout=left_s(), wait_for_ready=self._wait_for_ready)
+                call = self._stub.EncodeStream(items.messages(), **_options(left_s(), self._wait_for_ready))
                 try:
                     for message in call:
                         answer = _stream_answer(message, joiner, items, self._callee)
@@ -182,7 +183,7 @@ class Client:
     def _call(self, method: Any, message: Any) -> Any:
         self._check_open()
         try:
-            return method(message, timeout=self._timeout_s, wait_for_ready=self._wait_for_ready)
+            return method(message, **_options(self._timeout_s, self._wait_for_ready))
         except grpc.RpcError as error:
             raise self._callee.error(error) from error
 
@@ -249,7 +250,7 @@ class AsyncClient:
             while True:
                 joiner = Joiner()
                 self._check_open()
-                call = self._stub.EncodeStream(items.amessages(), timeout=left_s(), wait_for_ready=self._wait_for_ready)
+                call = self._stub.EncodeStream(items.amessages(), **_options(left_s(), self._wait_for_ready))
                 try:
                     async for message in call:
                         answer = _stream_answer(message, joiner, items, self._callee)
@@ -302,7 +303,7 @@ class AsyncClient:
     async def _call(self, method: Any, message: Any) -> Any:
         self._check_open()
         try:
-            return await method(message, timeout=self._timeout_s, wait_for_ready=self._wait_for_ready)
+            return await method(message, **_options(self._timeout_s, self._wait_for_ready))
         except grpc.RpcError as error:
             raise self._callee.error(error) from error
 
@@ -326,6 +327,11 @@ def _channel_options(
     if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
         raise InvalidRequest(f"timeout_s must be seconds above 0, or None to wait for ever, got {shown(timeout_s)}")
     return [*CHANNEL_OPTIONS, *options]
+
+
+def _options(timeout_s: float | None, wait_for_ready: bool) -> dict[str, Any]:  # noqa: FBT001
+    """Give the options of a call that begins now, its caller's span among them."""
+    return {"timeout": timeout_s, "wait_for_ready": wait_for_ready, "metadata": outgoing_metadata()}
 
 
 def _left(timeout_s: float | None) -> Callable[[], float | None]:

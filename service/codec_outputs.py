@@ -3,7 +3,7 @@
 May import: pb, codec_enums, attention, request, values, errors.
 """
 
-from service.attention import Attention, Places, QueryKeyVectors, Span
+from service.attention import MOST_PLACES, Attention, Places, QueryKeyVectors, Span
 from service.codec_enums import DATA_TYPES, POOLINGS, REDUCTIONS, SPECIAL_TOKENS, lookup, number
 from service.errors import InvalidRequest
 from service.pb import encoder_pb2 as pb
@@ -59,6 +59,11 @@ def _decode_attention(message: pb.AttentionOptions) -> Attention:
 
 
 def _decode_places(message: pb.TokenSelection) -> Places:
+    if (named := len(message.tokens) + len(message.spans)) > MOST_PLACES:
+        raise InvalidRequest(
+            f"queries or keys name {named:,} tokens and spans, and may name {MOST_PLACES:,}; "
+            "name fewer, or join spans that adjoin"
+        )
     return Places(tuple(message.tokens), tuple(Span(span.start, span.end, span.sequence) for span in message.spans))
 
 

@@ -113,6 +113,12 @@ class ServiceConfig(BaseSettings):
     drain_delay_s: Duration = Field(0.0, description="After SIGTERM, how long health says NOT_SERVING before calls end")
     grace_s: Duration = Field(30.0, description="After SIGTERM, how long accepted requests may take")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe lines to log")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Log as lines for people, or as one JSON object a line, with trace ids where there are any"
+    )
+    tracing: CliImplicitFlag[bool] = Field(
+        default=False, description="Send spans by OTLP over gRPC, as the OTEL_* variables say; needs attencode[otel]"
+    )
 
     @field_validator("models", mode="before")
     @classmethod
@@ -131,6 +137,8 @@ class ServiceConfig(BaseSettings):
             flags = ", ".join(sorted("--" + name.replace("_", "-") for name in given))
             raise ValueError(f"{flags} goes with --ray; add it, or leave {flags} out")
         read_replicas(self.replicas)
+        if self.tracing:
+            _check_exporter()
         if self.replica_gpus != "auto" and self.replica_gpus > 1 and self.replica_gpus % 1:
             raise ValueError(f"--replica-gpus must be a whole number, or below 1 to share one, got {self.replica_gpus}")
         self.cache_dir = self.cache_dir.expanduser()
@@ -157,6 +165,21 @@ def read_replicas(words: str) -> tuple[int, int]:
     if not 1 <= least <= most or words.endswith(":"):
         raise ValueError(f"--replicas must be a number from 1 or MIN:MAX, got {words!r}")
     return least, most
+
+
+def _check_exporter() -> None:
+    """Refuse variables of OpenTelemetry that ask for another way than OTLP over gRPC, the only one there is here.
+
+    Raises:
+        ValueError: One does.
+    """
+    for name, word in (
+        ("OTEL_TRACES_EXPORTER", "otlp"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
+    ):
+        if os.environ.get(name, word) not in (word, ""):
+            raise ValueError(f"--tracing sends spans by OTLP over gRPC alone, but {name} is {os.environ[name]!r}")
 
 
 RAY_VARIABLES = {

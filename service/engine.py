@@ -3,7 +3,7 @@
 One event loop, no locks. `submit` puts a request's sequences into the waiting list and awaits their rows;
 whenever the runner has room, `batching.plan` says what runs next. A request whose caller is gone, or whose
 deadline passed, leaves the queue at once.
-May import: batching, reduce, runner, outputs, metrics, errors.
+May import: batching, reduce, runner, outputs, metrics, tracing, errors.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ from math import exp
 
 from service import metrics
 from service.batching import HIDDEN_STATES, Batch, BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
-from service.errors import AttencodeError, DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable
+from service.errors import DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable, is_for_callers
 from service.outputs import Row
 from service.reduce import Look
 from service.runner import BatchResult, Runner
 from service.tokenization import Sequence
+from service.tracing import RequestTrace, batch_trace, enqueued
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class _Job:
     looks: SequenceOf[Look]
     deadline_s: float | None
     done: asyncio.Future[Encoded]
+    trace: RequestTrace | None
     rows: dict[int, Row] = field(default_factory=dict)
     numbers: list[int] = field(default_factory=list)
     queue_s: float = 0.0
@@ -197,7 +199,7 @@ class Engine:
             Outdated: The model was replaced meanwhile.
         """
         self.check_room(len(sequences), deadline_s, origin, sum(sequence.length for sequence in sequences))
-        job = _Job(sequences, outputs, looks, deadline_s, asyncio.get_running_loop().create_future())
+        job = _Job(sequences, outputs, looks, deadline_s, asyncio.get_running_loop().create_future(), enqueued())
         now = time.monotonic()
         for place, sequence in enumerate(sequences):
             number = next(self._numbers)
@@ -347,12 +349,14 @@ class Engine:
             states = [row for row, (job, _) in enumerate(taken) if job.needs_states]
             batch = pad(sequences, outputs, self._pad_token_id, self._limits, looks=looks, state_rows=states)
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
+            started = time.monotonic()
             deadline_s = _latest(job.deadline_s for job, _ in taken)
             self._alone = self._alone + 1 if self._submitted == self._running == 1 and not len(self._waiting) else 0
-            alone = self._alone > _ALONE_BATCHES
-            result = await self._runner.run(batch, alone=alone, deadline_s=deadline_s)
+            with batch_trace((job.trace for job, _ in taken), batch.input_ids.shape, batch.lengths) as trace:
+                result = await self._runner.run(batch, alone=self._alone > _ALONE_BATCHES, deadline_s=deadline_s)
+                trace.ran(result.inference_s, result.replica, len(result.failed))
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
-            metrics.record_batch_ended(self._model, "error", 0.0)
+            metrics.record_batch_ended(self._model, "error")
             self._fail(taken, error)
             return
         finally:
@@ -360,7 +364,7 @@ class Engine:
             tokens = sum(job.sequences[place].length for job, place in taken)
             self._drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
-        metrics.record_batch_ended(self._model, "ok", result.inference_s)
+        metrics.record_batch_ended(self._model, "ok", result.inference_s, time.monotonic() - started)
         self._hand_out(taken, batch, result, waited_s)
 
     def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:
@@ -379,9 +383,10 @@ class Engine:
 
     def _fail(self, taken: list[tuple[_Job, int]], error: Exception) -> None:
         """Tell each caller of a failed batch, once."""
-        if not isinstance(error, AttencodeError):
+        if not is_for_callers(error):
             fault = InternalFault()
-            _LOG.error("a batch of %d inputs failed (%s)", len(taken), fault.id, exc_info=error)
+            told = {"error_id": fault.id}
+            _LOG.error("a batch of %d inputs failed (%s)", len(taken), fault.id, exc_info=error, extra=told)
             error = fault
         for job, _ in taken:
             self._forget(job)
@@ -391,9 +396,5 @@ class Engine:
 
 def _latest(deadlines: Iterable[float | None]) -> float | None:
     """Give the last of some deadlines; None when one of them is no deadline."""
-    latest = 0.0
-    for deadline_s in deadlines:
-        if deadline_s is None:
-            return None
-        latest = max(latest, deadline_s)
-    return latest
+    known = list(deadlines)
+    return None if None in known else max(deadline_s or 0.0 for deadline_s in known)

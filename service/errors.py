@@ -10,6 +10,7 @@
     │   ├── Outdated                            the model was replaced; the servicer begins anew
     │   └── ClusterLost                         Ray is gone; the process ends
     ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
+    ├── NotWritten         (no status)          a file that a command shall make; also an OSError
     └── StartupError       (no status)          the server does not start
         ├── ConfigError      a setting
         ├── ArtifactError    the artifact folder
@@ -113,6 +114,10 @@ class InternalFault(AttencodeError):
         super().__init__(message or f"internal error {self.id}; the server's log has the details under this id")
 
 
+class NotWritten(AttencodeError, OSError):
+    """Report a file that cannot be written, in words; `errno` is the cause's."""
+
+
 class StartupError(AttencodeError):
     """Report what keeps the server from starting."""
 
@@ -127,3 +132,8 @@ class ArtifactError(StartupError):
 
 class ProviderError(StartupError):
     """Report an execution provider that was asked for and cannot run."""
+
+
+def is_for_callers(error: BaseException) -> bool:
+    """Tell whether a caller may read an error's message; not that of a start, late as it may come."""
+    return isinstance(error, AttencodeError) and not isinstance(error, StartupError)

@@ -75,6 +75,7 @@ class Fleet:
         self._present: dict[str, Identity] = {}
         self._serving: Counter[str] = Counter()  # how many of them serve each artifact
         self._served: ServedModel | None = None
+        self._streams = 1  # of each replica
         self._wake: Callable[[], None] = lambda: None
         self._look = asyncio.Event()
         self._failures = 0  # roll calls in succession
@@ -174,7 +175,7 @@ class Fleet:
         for identity in before.values():
             if identity.id not in present:
                 metrics.record_replica_gone(self.name, identity.id, identity.node)
-        metrics.record_replicas(self.name, len(present))
+        metrics.record_replicas(self.name, len(present), self._streams)
         self._models.set_ready(self.name, ready=bool(present) and self._served is not None)
         if present.keys() - before.keys():
             self._wake()
@@ -210,6 +211,7 @@ class Fleet:
             (folder / ARTIFACT_FILE).write_bytes(description.artifact)
             (folder / "tokenizer.json").write_bytes(description.tokenizer)
             artifact = open_description(folder)
+            self._streams = description.streams
             batches = description.settings.replica_batches * description.streams
             runner = RayRunner(self, artifact, batches=batches)
             placement, threads = description.placement, description.threads
@@ -355,6 +357,7 @@ class RayRunner:
             tokens=batch.input_ids.size,
             seconds=answer.inference_s,
             in_flight=answer.in_flight,
+            failed=bool(answer.error),
         )
 
 
@@ -373,7 +376,7 @@ def answer_bytes(batch: Batch, artifact: Artifact) -> int:
 def _result(answer: Answer) -> BatchResult:
     if answer.error:
         raise RuntimeError(f"replica {answer.identity.id} on {answer.identity.node}: {answer.error}")
-    return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked)
+    return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked, replica=answer.identity.id)
 
 
 def _joined(results: Mapping[int, BatchResult], batch: Batch) -> dict[str, NDArray[np.float32]]:
@@ -391,5 +394,6 @@ def _joined(results: Mapping[int, BatchResult], batch: Batch) -> dict[str, NDArr
 def _fault(error: Exception) -> InternalFault:
     """Make the error of a row that takes its replica down, and log it under its id."""
     fault = InternalFault()
-    _LOG.error("an input was lost with its replica each time that it ran (%s)", fault.id, exc_info=error)
+    told = {"error_id": fault.id}
+    _LOG.error("an input was lost with its replica each time that it ran (%s)", fault.id, exc_info=error, extra=told)
     return fault

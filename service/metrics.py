@@ -3,6 +3,7 @@
 Base units (seconds, bytes) and Prometheus' naming rules. May import: prometheus_client.
 """
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
@@ -14,6 +15,7 @@ Metric = TypeVar("Metric", Counter, Gauge, Histogram, Info)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+_CODES = ("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")
 
@@ -22,11 +24,27 @@ REQUEST_SECONDS = Histogram(
     "attencode_request_duration_seconds", "From a request's arrival to its answer.", ("method",), buckets=_SECONDS
 )
 REQUESTS_IN_FLIGHT = Gauge("attencode_requests_in_flight", "Requests that were taken in and not yet answered.")
+STAGE_SECONDS = Counter(
+    "attencode_stage_seconds_total",
+    "Seconds of answered Encode requests and stream items by where they passed: tokenize, queue, inference, other.",
+    ("model", "stage"),
+)
 INPUTS = Counter("attencode_inputs_total", "Inputs that were turned into tokens.", _MODEL)
 TOKENS = Counter("attencode_tokens_total", "Tokens of those inputs, special ones included.", _MODEL)
 TRUNCATED = Counter("attencode_truncated_inputs_total", "Inputs that lost tokens to truncation.", _MODEL)
 REFUSED = Counter("attencode_refused_requests_total", "Requests that were not taken in, by reason.", ("reason",))
 STALLED = Counter("attencode_stalled_streams_total", "Streams that were ended because nobody read their answers.")
+OPEN_STREAMS = Gauge("attencode_open_streams", "EncodeStream calls that are open.")
+UNSENT_BYTES = Gauge("attencode_unsent_bytes", "Bytes of answers that are computed, or begun, and not yet sent.")
+UNSENT_LIMIT_BYTES = Gauge("attencode_unsent_limit_bytes", "Of these, how many may be of answers above 1 MiB.")
+LOOP_LAG_SECONDS = Histogram(
+    "attencode_event_loop_lag_seconds", "How late the event loop woke a task, ten times a second.", buckets=_SECONDS
+)
+LOOP_CPU_SECONDS = Counter(
+    "attencode_event_loop_cpu_seconds_total", "CPU seconds of the event loop's thread; 1 a second is a full core."
+)
+MEMORY_BYTES = Gauge("attencode_memory_bytes", "Memory of this container that the kernel cannot take back.")
+MEMORY_LIMIT_BYTES = Gauge("attencode_memory_limit_bytes", "Where the kernel ends this container.")
 TOKENIZE_SECONDS = Histogram(
     "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
 )
@@ -44,6 +62,13 @@ COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were c
 INFERENCE_SECONDS = Histogram(
     "attencode_inference_duration_seconds", "One run of a model on a batch.", ("model",), buckets=_SECONDS
 )
+BATCH_SECONDS = Histogram(
+    "attencode_batch_duration_seconds",
+    "From a batch's hand-over to its return: a run, the wait for a free stream, the way to a replica and back.",
+    _MODEL,
+    buckets=_SECONDS,
+)
+COMPUTE_STREAMS = Gauge("attencode_compute_streams", "Batches that are computed side by side when all is busy.", _MODEL)
 READY = Gauge("attencode_ready", "1 while the model has a runner that answers, else 0.", _MODEL)
 MODEL = Info("attencode_model", "A served model and where it runs.", _MODEL)
 
@@ -51,6 +76,7 @@ REPLICAS = Gauge("attencode_replicas", "Replicas of a model that answer.", _MODE
 REPLICA_BATCHES = Counter("attencode_replica_batches_total", "Batches that a replica answered.", _REPLICA)
 REPLICA_TOKENS = Counter("attencode_replica_tokens_total", "Tokens of those batches, padding included.", _REPLICA)
 REPLICA_SECONDS = Counter("attencode_replica_inference_seconds_total", "Seconds its graph ran for them.", _REPLICA)
+REPLICA_ERRORS = Counter("attencode_replica_errors_total", "Batches on which a replica's model failed.", _REPLICA)
 REPLICA_IN_FLIGHT = Gauge("attencode_replica_batches_in_flight", "Batches at a replica when it last spoke.", _REPLICA)
 RETRIES = Counter("attencode_batch_retries_total", "Batches that were sent again, by reason.", ("model", "reason"))
 
@@ -59,6 +85,58 @@ RETRIES = Counter("attencode_batch_retries_total", "Batches that were sent again
 def _of(metric: Metric, *labels: str) -> Metric:
     """Give one series of a metric: six times as fast as `labels`, for series that are never removed."""
     return metric.labels(*labels)
+
+
+def prepare_requests(methods: Iterable[str]) -> None:
+    """Begin each series of requests at 0: of one that begins at 1, Prometheus sees no increase."""
+    for method in methods:
+        for code in _CODES:
+            _of(REQUESTS, method, code)
+    for reason in ("not_accepting", "queue_full", "deadline"):
+        _of(REFUSED, reason)
+
+
+def prepare_model(model: str) -> None:
+    """Begin a model's series at 0, not ready."""
+    _of(READY, model).set(0)
+    for metric in (INPUTS, TOKENS, TRUNCATED, PAD_TOKENS, COMPUTED_TOKENS, QUEUE_INPUTS, QUEUE_TOKENS):
+        _of(metric, model)
+    for outcome in ("ok", "error"):
+        _of(BATCHES, model, outcome)
+
+
+def watch_memory(used: Callable[[], float], limit: Callable[[], float]) -> None:
+    """Read the memory's figures whenever somebody asks for metrics."""
+    MEMORY_BYTES.set_function(used)
+    MEMORY_LIMIT_BYTES.set_function(limit)
+
+
+def watch_unsent(held: Callable[[], int], limit: int) -> None:
+    """Read the bytes of unsent answers whenever somebody asks for metrics."""
+    UNSENT_BYTES.set_function(held)
+    UNSENT_LIMIT_BYTES.set(limit)
+
+
+def record_loop(lag_s: float, cpu_s: float) -> None:
+    """Say how late the event loop was, and how long it has worked since it last said so."""
+    LOOP_LAG_SECONDS.observe(lag_s)
+    LOOP_CPU_SECONDS.inc(cpu_s)
+
+
+def record_stream(change: int) -> None:
+    """Count a stream that is opened, 1, or has ended, -1."""
+    OPEN_STREAMS.inc(change)
+
+
+def record_stages(model: str, tokenize_s: float, queue_s: float, inference_s: float, total_s: float) -> None:
+    """Say where an answered request's time passed; what is none of the three is `other`.
+
+    That is reading and writing messages, waiting for room for the answer, and the way to a replica.
+    """
+    _of(STAGE_SECONDS, model, "tokenize").inc(tokenize_s)
+    _of(STAGE_SECONDS, model, "queue").inc(queue_s)
+    _of(STAGE_SECONDS, model, "inference").inc(inference_s)
+    _of(STAGE_SECONDS, model, "other").inc(max(0.0, total_s - tokenize_s - queue_s - inference_s))
 
 
 def record_request_started() -> None:
@@ -107,12 +185,18 @@ def record_batch_started(model: str, rows: int, computed_tokens: int, tokens: in
     _of(QUEUE_SECONDS, model).observe(waited_s)
 
 
-def record_batch_ended(model: str, outcome: str, seconds: float) -> None:
-    """Count a batch that came back, `ok` or `error`."""
+def record_batch_ended(model: str, outcome: str, inference_s: float = 0.0, whole_s: float = 0.0) -> None:
+    """Count a batch that came back, `ok` or `error`; if ok, how long the model ran and how long it was away in all."""
     _of(BATCHES_IN_FLIGHT, model).dec()
     _of(BATCHES, model, outcome).inc()
     if outcome == "ok":
-        _of(INFERENCE_SECONDS, model).observe(seconds)
+        _of(INFERENCE_SECONDS, model).observe(inference_s)
+        _of(BATCH_SECONDS, model).observe(whole_s)
+
+
+def record_compute_streams(model: str, count: int) -> None:
+    """Say how many batches can be computed side by side."""
+    _of(COMPUTE_STREAMS, model).set(count)
 
 
 def record_ready(model: str, *, ready: bool) -> None:
@@ -125,9 +209,12 @@ def record_model(model: str, facts: dict[str, str]) -> None:
     _of(MODEL, model).info(facts)
 
 
-def record_replica_batch(model: str, replica: str, node: str, *, tokens: int, seconds: float, in_flight: int) -> None:
-    """Count a batch that a replica answered, by what the replica itself measured."""
+def record_replica_batch(
+    model: str, replica: str, node: str, *, tokens: int, seconds: float, in_flight: int, failed: bool = False
+) -> None:
+    """Count a batch that a replica answered, or whose model `failed` there, by what the replica itself measured."""
     labels = (model, replica, node)
+    REPLICA_ERRORS.labels(*labels).inc(failed)
     REPLICA_BATCHES.labels(*labels).inc()
     REPLICA_TOKENS.labels(*labels).inc(tokens)
     REPLICA_SECONDS.labels(*labels).inc(seconds)
@@ -136,14 +223,17 @@ def record_replica_batch(model: str, replica: str, node: str, *, tokens: int, se
 
 def record_replica_gone(model: str, replica: str, node: str) -> None:
     """Drop the series of a replica that is no more."""
-    for metric in (REPLICA_BATCHES, REPLICA_TOKENS, REPLICA_SECONDS, REPLICA_IN_FLIGHT):
+    for metric in (REPLICA_BATCHES, REPLICA_TOKENS, REPLICA_SECONDS, REPLICA_ERRORS, REPLICA_IN_FLIGHT):
         with suppress(KeyError):  # one that never had a batch
             metric.remove(model, replica, node)
 
 
-def record_replicas(model: str, count: int) -> None:
-    """Say how many replicas answer."""
+def record_replicas(model: str, count: int, streams: int) -> None:
+    """Say how many replicas answer, and how many batches each computes side by side."""
     _of(REPLICAS, model).set(count)
+    record_compute_streams(model, count * streams)
+    for reason in ("died", "hung", "other_version"):
+        _of(RETRIES, model, reason)
 
 
 def record_replica_in_flight(model: str, replica: str, node: str, in_flight: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.artifact import Artifact
-from service.attention import Attention, QueryKeyVectors
+from service.attention import MOST_PLACES, Attention, QueryKeyVectors
 from service.batching import HIDDEN_STATES
 from service.errors import AnswerTooLarge, InvalidRequest
 from service.reduce import ITEM_BYTES, Look, look_at
@@ -63,6 +63,12 @@ class Selection:
         return self.attention is not None or self.vectors is not None
 
     @property
+    def places(self) -> int:
+        """How many tokens and spans are named of each input."""
+        asked = () if self.attention is None else (self.attention.queries, self.attention.keys)
+        return sum(len(places.tokens) + len(places.spans) for places in asked)
+
+    @property
     def runs(self) -> bool:
         """Whether the model must run at all."""
         return bool(self.graph_outputs) or self.looks_inside
@@ -90,6 +96,11 @@ class Selection:
         """
         if not self.looks_inside:
             return ()
+        if self.places * len(sequences) > MOST_PLACES:
+            raise InvalidRequest(
+                f"queries and keys name {self.places:,} tokens and spans of each of {len(sequences):,} inputs, and may "
+                f"name {MOST_PLACES:,} in all; name fewer, join spans that adjoin, or send fewer inputs"
+            )
         looks = []
         for number, sequence in enumerate(sequences):
             assert sequence.tokens is not None, "attention was asked of a sequence whose tokens were not described"

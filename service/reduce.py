@@ -5,6 +5,7 @@ layer's weights are held beside the answer. Pure numpy. May import: attention, r
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from service.errors import InvalidRequest
 from service.request import DataType, Tokens
 from service.spans import Uncovered
 
+_SPANS_AT_ONCE = 256
 _KEY_BYTES = 4  # of a key's number beside a weight of the largest
 ITEM_BYTES: Mapping[DataType, int] = {"float32": 4, "float16": 2}
 
@@ -167,16 +169,22 @@ def _named(name: str, places: Places, tokens: Tokens) -> set[int]:
         if not -length <= token < length:
             raise InvalidRequest(f"{name} name token {token}; it must be from {-length} to {length - 1} of this input")
     named = {token % length for token in places.tokens}
-    for start, end, sequence in places.spans:
-        covering = {
-            token
-            for token, (first, last) in enumerate(tokens.char_spans)
-            if tokens.sequences[token] == sequence and first < end and last > start and not tokens.special[token]
-        }
-        if not covering:
-            raise Uncovered(name, Span(start, end, sequence))
-        named |= covering
+    spans = sorted(set(places.spans))
+    for some in (spans[begin : begin + _SPANS_AT_ONCE] for begin in range(0, len(spans), _SPANS_AT_ONCE)):
+        covered = _covered(some, tokens)
+        if not covered.any(axis=1).all():
+            raise Uncovered(name, Span(*some[int(covered.any(axis=1).argmin())]))
+        named |= set(np.flatnonzero(covered.any(axis=0)).tolist())
     return named
+
+
+def _covered(spans: SequenceOf[Span], tokens: Tokens) -> NDArray[np.bool_]:
+    """Tell which tokens have a character of which span: (spans, tokens)."""
+    starts, ends, sequences = np.asarray(spans, dtype=np.int64).T[:, :, None]
+    firsts, lasts = np.asarray(tokens.char_spans, dtype=np.int64).T
+    real = ~np.asarray(tokens.special)
+    covered: NDArray[np.bool_] = (firsts < ends) & (lasts > starts) & (np.asarray(tokens.sequences) == sequences) & real
+    return covered
 
 
 class Reducer:

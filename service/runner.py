@@ -38,12 +38,14 @@ class BatchResult:
         inference_s: How long the graph ran.
         looked: What was wanted of rows' attention: row -> arrays by the names of `InputResult`.
         failed: Rows that have no place in the arrays' meaning, each with its error.
+        replica: Id of the replica that ran it; empty in this process, or where several did.
     """
 
     arrays: Mapping[str, NDArray[np.float32]]
     inference_s: float
     looked: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
     failed: Mapping[int, Exception] = field(default_factory=dict)
+    replica: str = ""
 
 
 class Runner(Protocol):

@@ -89,6 +89,8 @@ class Models:
         self.lost: asyncio.Future[None] = asyncio.Future()  # fails when the models are gone for good
         self._served: dict[str, ServedModel] = {}
         self._ready: dict[str, bool] = dict.fromkeys(names, False)
+        for name in names:
+            metrics.prepare_model(name)
 
     def find(self, name: str) -> ServedModel:
         """Give the present version of a model; of the default for an empty name.

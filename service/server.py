@@ -17,11 +17,15 @@ import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from service import metrics
 from service.backend import Backend
 from service.config import ServiceConfig
 from service.errors import ConfigError
+from service.logs import line
+from service.memory import Memory
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
+from service.tracing import Tracing, otlp_tracing
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,14 +37,25 @@ LIVENESS = "liveness"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _LINGER_S = 0.2
+_PULSE_S = 0.1
 
 
 class Server:
     """The models of one backend behind one port."""
 
-    def __init__(self, config: ServiceConfig, backend: Backend) -> None:
-        """Wire the parts; nothing runs yet."""
+    def __init__(self, config: ServiceConfig, backend: Backend, tracing: Tracing | None = None) -> None:
+        """Wire the parts; nothing runs yet.
+
+        Args:
+            config: The settings.
+            backend: Where the models run.
+            tracing: Where spans go, if not where the settings say.
+
+        Raises:
+            ConfigError: The settings ask for tracing, and it cannot be had.
+        """
         self._config = config
+        self._tracing = otlp_tracing() if tracing is None and config.tracing else tracing
         self._backend = backend
         self._models = Models(backend.names)
         limits = RequestLimits(
@@ -50,9 +65,10 @@ class Server:
             config.max_stream_requests,
             config.stalled_after_s,
         )
-        self._servicer = EncoderServicer(self._models, limits)
+        self._servicer = EncoderServicer(self._models, limits, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
         self._metrics_server: tuple[object, object] | None = None
         self.port = 0
@@ -77,6 +93,7 @@ class Server:
         _spare_the_collector()
         await self._announce()
         self._announcer = asyncio.get_running_loop().create_task(self._keep_announcing())
+        self._pulse = asyncio.get_running_loop().create_task(_feel_the_pulse())
 
     async def stop(self) -> None:
         """Drain: say NOT_SERVING, refuse new calls, answer the accepted ones, then close."""
@@ -95,6 +112,10 @@ class Server:
         await self._backend.stop()
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
+        if self._pulse is not None:
+            self._pulse.cancel()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def lost(self) -> None:
         """Wait for ever, or until the models are gone for good.
@@ -136,6 +157,10 @@ class Server:
         if config.metrics_port == "none":
             return
         host = config.metrics_host or config.host
+        # They are a fifth of all series, and of use to nobody here.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        memory = Memory()
+        metrics.watch_memory(memory.used_bytes, memory.limit_bytes)
         try:
             self._metrics_server = prometheus_client.start_http_server(config.metrics_port, host)
         except OSError as error:
@@ -160,6 +185,15 @@ class Server:
             await self._announce()
 
 
+async def _feel_the_pulse() -> None:
+    """Measure for ever how late the event loop is, and how much of a core its thread uses."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s, used_s = loop.time() + _PULSE_S, time.thread_time()
+        await asyncio.sleep(_PULSE_S)
+        metrics.record_loop(max(0.0, loop.time() - due_s), time.thread_time() - used_s)
+
+
 async def serve(config: ServiceConfig, backend: Backend, started: float) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
@@ -179,7 +213,8 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
         loop.add_signal_handler(number, stop.set)
     await server.start()
     out = sys.__stdout__ or sys.stdout  # Ray's own words go to stderr
-    out.write(f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)\n")
+    ready = f"{server.ready_line()} (ready after {time.perf_counter() - started:.1f} s)"
+    out.write(line(ready, __name__, config.log_format) + "\n")
     out.flush()
     ends = {loop.create_task(stop.wait()), loop.create_task(server.lost())}
     ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

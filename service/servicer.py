@@ -1,16 +1,17 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), codec, chunks, served, stream, outputs, tokenization, metrics, request, errors, grpc.
+May import: pb (through codec), calls, codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
+errors, grpc.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -20,11 +21,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
+from service.calls import counted, deadline_s
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
     AnswerTooLarge,
     AttencodeError,
-    InternalFault,
     InvalidRequest,
     Outdated,
     QueueFull,
@@ -38,6 +39,7 @@ from service.request import EncodeRequest, EncodeResult, InputResult, Timings, T
 from service.served import Models, ServedModel
 from service.stream import ByteBudget, ServerBudget, Share, in_order, off_loop
 from service.tokenization import Sequence
+from service.tracing import Tracing, note, stage
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,9 +48,11 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
 # longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
 _INLINE_TEXT_BYTES = 16_384
 _INLINE_ANSWER_BYTES = 1_000_000
+_INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
 # Of a unary answer's tensors at most at one time: as arrays, as a message, and as its bytes; once it is sent, as these
 # bytes and as gRPC's own.
 _UNARY_COPIES = 3
+_NO_SPAN = nullcontext()
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Answer = TypeVar("Answer")
@@ -97,11 +101,13 @@ class _Call:
 class EncoderServicer:
     """Answers the contract's methods for the served models."""
 
-    def __init__(self, models: Models, limits: RequestLimits) -> None:
-        """Store the parts."""
+    def __init__(self, models: Models, limits: RequestLimits, tracing: Tracing | None = None) -> None:
+        """Store the parts; without `tracing` no request has a span."""
         self._models = models
+        self._tracing = tracing
         self._limits = limits
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
+        metrics.watch_unsent(lambda: self._unsent.held, limits.max_answer_bytes)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
@@ -112,6 +118,7 @@ class EncoderServicer:
             "GetModel": unary(self._unary("GetModel", self._get_model)),
             "EncodeStream": stream(self._encode_stream),
         }
+        metrics.prepare_requests(methods)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
@@ -121,7 +128,8 @@ class EncoderServicer:
 
         async def handle(data: bytes, context: Context) -> bytes:
             try:
-                return await _counted(method, answer(data, context))
+                with self._span(method, context):
+                    return await counted(method, context, answer(data, context))
             except AttencodeError as error:
                 await _abort(context, error)
                 raise
@@ -152,7 +160,7 @@ class EncoderServicer:
     ) -> Answer:
         """Answer one parsed request; `finish` turns the result into what is sent."""
         request = codec.decode_encode_request(message)
-        call = _Call(request, context.peer(), _deadline_s(context), started, share, most_bytes)
+        call = _Call(request, context.peer(), deadline_s(context), started, share, most_bytes)
         while True:
             served = self._find(call.request)
             try:
@@ -174,7 +182,10 @@ class EncoderServicer:
         async with call.share.turn():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
-            looks = selection.looks(sequences)
+            looks = await off_loop(
+                lambda: selection.looks(sequences),
+                when=selection.looks_inside and selection.places * len(lengths) + sum(lengths) > _INLINE_PLACES,
+            )
             size = selection.answer_bytes(lengths, looks)
             check_answer_size(selection, size, len(lengths), call.most_bytes, self._limits.max_answer_bytes)
             await call.share.take(size)
@@ -195,7 +206,9 @@ class EncoderServicer:
             timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
             return finish(EncodeResult(pooled, results, timings, served.name, served.artifact.digest))
 
-        return await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
+        answer = await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
+        metrics.record_stages(served.name, tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
+        return answer
 
     async def _tokenize(self, data: bytes, _context: Context) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
@@ -225,6 +238,7 @@ class EncoderServicer:
             return share, await self._stream_item(data, context, share)
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
+        metrics.record_stream(1)
         try:
             stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
             if stuck is not None:
@@ -233,6 +247,7 @@ class EncoderServicer:
                 metrics.record_stalled()
                 await _abort(context, Stalled(self._limits.stalled_after_s))
         finally:
+            metrics.record_stream(-1)
             for share in shares:
                 share.give_back()
         if stopping.is_set():
@@ -287,11 +302,18 @@ class EncoderServicer:
             work = self._encode_message(
                 message.request, context, finish, started=started, share=share, most_bytes=most_bytes
             )
-            return await _counted("EncodeStream", work)
+            with self._span("EncodeStream", context, item=number):
+                return await counted("EncodeStream", context, work)
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
             return StreamAnswer(number, told.SerializeToString())
+
+    def _span(self, method: str, context: Context, **attributes: int) -> AbstractContextManager[Any]:
+        """Give the block that answers a request its span."""
+        if self._tracing is None:
+            return _NO_SPAN
+        return self._tracing.request(SERVICE_NAME, method, context.invocation_metadata() or (), **attributes)
 
     def _check_size(self, size: int, *, fits_stream: bool = False) -> None:
         """Refuse what is larger than a message may be, descriptions of tokens included."""
@@ -325,33 +347,14 @@ async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe:
     """Tokenize a request's inputs; returns the sequences and the seconds it took."""
     started = time.perf_counter()
     large = _text_bytes(request) > _INLINE_TEXT_BYTES
-    sequences = await off_loop(lambda: served.tokenizer.tokenize(request, describe=describe), when=large)
+    with stage("tokenize"):
+        sequences = await off_loop(lambda: served.tokenizer.tokenize(request, describe=describe), when=large)
     seconds = time.perf_counter() - started
     truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
     tokens = sum(item.length for item in sequences)
     metrics.record_tokenized(served.name, len(sequences), tokens, truncated, seconds)
+    note(served.name, served.placement.provider, inputs=len(sequences), tokens=tokens)
     return sequences, seconds
-
-
-async def _counted(method: str, answer: Awaitable[Answer]) -> Answer:
-    """Await an answer, count it with its status, and hide what is not the caller's business."""
-    started = time.perf_counter()
-    code = "CANCELLED"
-    metrics.record_request_started()
-    try:
-        result = await answer
-        code = "OK"
-        return result
-    except AttencodeError as error:
-        code = error.status.name
-        raise
-    except Exception as error:
-        fault = InternalFault()
-        code = fault.status.name
-        _LOG.exception("%s failed (%s)", method, fault.id)
-        raise fault from error
-    finally:
-        metrics.record_request(method, code, time.perf_counter() - started)
 
 
 async def _abort(context: Context, error: AttencodeError) -> None:
@@ -370,12 +373,6 @@ async def _abort(context: Context, error: AttencodeError) -> None:
     elif isinstance(error, AnswerTooLarge) and error.fits_stream:
         trailing = (("attencode-fits-stream", "1"),)
     await context.abort(error.status, caller_message(error), trailing)
-
-
-def _deadline_s(context: Context) -> float | None:
-    """Give a call's deadline on the clock of `time.monotonic`."""
-    remaining_s = context.time_remaining()
-    return None if remaining_s is None else time.monotonic() + remaining_s
 
 
 def _text_bytes(request: TokenizeRequest) -> int:

@@ -1,12 +1,11 @@
 """View: attention weights as pictures by matplotlib, and the files of pictures and pages.
 
 matplotlib is imported where it is needed, and nothing is made here of what a server would have to be asked for.
-May import: values, errors.
+May import: destination, values, errors.
 """
 
 import math
 import os
-import secrets
 import unicodedata
 import warnings
 from importlib import import_module
@@ -18,12 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from service import destination
 from service.errors import ConfigError, InvalidRequest
 from service.values import shown
 
 PAGES = ("head", "model", "neuron")
 PICTURES = ("heatmap", "rollout")
 MODES = (*PAGES, *PICTURES)
+_SUFFIXES = ((".html", ".htm"), (".png", ".svg"))  # of pages, of pictures
 
 LABEL = 40  # letters, before a label is cut
 _NUMBERED = 14  # rows and columns up to which a cell has room for its number
@@ -43,35 +44,44 @@ def check(path: str | Path, mode: str) -> Path:
     """Check, before anything is computed, that a file of this name can be written in this mode.
 
     Raises:
-        InvalidRequest: It is no path, there is no such mode, it has no such suffix, or the folder is not there.
+        InvalidRequest: It is no path, there is no such mode, it has no such suffix, or such a file cannot be written.
         ConfigError: A package is missing.
     """
     written = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(written, str) or "\0" in written:
         raise InvalidRequest(f"path must be a file's path, such as 'attention.png', got {shown(path)}")
-    path = Path(written)
+    given, path = path, Path(written)
     if mode not in MODES:
         raise InvalidRequest(f"mode {mode!r} is unknown; it must be {', '.join(MODES)}")
-    suffixes = (".html", ".htm") if mode in PAGES else (".png", ".svg")
-    if path.suffix.lower() not in suffixes:
-        raise InvalidRequest(f"{mode} writes {suffixes[0]}{' or .svg' if mode in PICTURES else ''}, got {path.name!r}")
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"the folder {str(path.parent)!r} is not there; make it, or write elsewhere")
+    suffix, fitting = path.suffix.lower(), _SUFFIXES[mode in PICTURES]
+    if suffix not in fitting:
+        others = PAGES if mode in PICTURES else PICTURES
+        modes = " or ".join((", ".join(others[:-1]), others[-1]))
+        way = f"; {suffix} goes with --mode {modes}" if suffix in _SUFFIXES[mode in PAGES] else ""
+        writes = ".png or .svg" if mode in PICTURES else ".html"
+        raise InvalidRequest(f"{mode} writes {writes}, got {path.name!r}{way}")
+    if found := destination.trouble(given):
+        raise InvalidRequest(found)
     package("bertviz" if mode in PAGES else "matplotlib")
     return path
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all; gives its path."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Write a file whole or not at all; gives its path.
+
+    Raises:
+        NotWritten: The file system does not take it.
+    """
+    part = destination.part_of(path)
+    with destination.writing(path, len(content)):
+        try:
+            with part.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     return path
 
 

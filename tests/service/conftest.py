@@ -21,6 +21,7 @@ from service.artifact import Artifact, open_artifact
 from service.backend import Backend, LocalBackend
 from service.config import ServiceConfig
 from service.server import Server
+from service.tracing import Tracing
 
 ROOT = Path(__file__).parents[2]
 LITTLE_CPU = 0.01  # of a core a replica in Ray's books, so that many fit; each has one thread
@@ -73,22 +74,21 @@ def serve(where: str) -> Iterator[Callable[..., str]]:
     def call(coroutine: object) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)  # type: ignore[arg-type]
 
-    async def build(config: ServiceConfig, artifact: Path) -> None:
+    async def build(config: ServiceConfig, artifact: Path, tracing: Tracing | None) -> None:
         opened = open_artifact(artifact)
         artifacts = {config.model_name or opened.model_id: opened}
         if config.ray:
             await asyncio.to_thread(deployed, config, artifacts)
-        servers.append(
-            Server(config, ray_backend(config, artifacts) if config.ray else LocalBackend(config, artifacts))
-        )
+        backend = ray_backend(config, artifacts) if config.ray else LocalBackend(config, artifacts)
+        servers.append(Server(config, backend, tracing))
         await servers[-1].start()
 
-    def start(artifact: Path, **settings: object) -> str:
+    def start(artifact: Path, tracing: Tracing | None = None, **settings: object) -> str:
         defaults = {"port": 0, "metrics_port": "none", "provider": "cpu", "precision": "float32"}
         if where == "ray":
             defaults |= {"ray": True, "model_name": f"served-{len(servers)}", "replica_cpus": LITTLE_CPU}
         config = ServiceConfig.model_validate({"model": str(artifact), **defaults, **settings})
-        call(build(config, artifact))
+        call(build(config, artifact, tracing))
         return f"127.0.0.1:{servers[-1].port}"
 
     yield start

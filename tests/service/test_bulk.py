@@ -257,10 +257,13 @@ def test_another_model_is_noticed(
     assert "model_digest is " in capsys.readouterr().err
 
 
+AWAY = ("--address", "127.0.0.1:1", "--retry-for", "0")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--input", "{tmp}/in.txt", "--output", "{tmp}/out.npy", "--address", "127.0.0.1:1"], "no server answers"),
+        (["--input", "{tmp}/in.txt", "--output", "{tmp}/out.npy", *AWAY], "no server answers"),
         (["--input", "{tmp}/none.txt", "--output", "{tmp}/out.npy"], "is not a file"),
         (["--input", "{tmp}/in.txt", "--output", "{tmp}/out.csv"], "must end in .npy"),
         (["--input", "{tmp}/in.csv", "--output", "{tmp}/out.npy"], "must end in .txt"),

@@ -1,5 +1,6 @@
 """The command: what it prints, how it fails, and the cache behind `serve MODEL`."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.cli import main
+from service.cli import _parser, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,3 +174,12 @@ def test_python_m_service(tmp_path: Path) -> None:
     printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=os.environ).stdout
     for name in ("serve", "export", "encode", "attend", "info"):
         assert name in printed
+
+
+@pytest.mark.parametrize("name", ["encode", "attend", "view", "info", "export", "undeploy"])
+def test_every_argument_is_explained(name: str) -> None:
+    """No argument of a command is without help, nor refers to the one above."""
+    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for action in commands.choices[name]._actions:
+        assert action.help, action.dest
+        assert "likewise" not in action.help

@@ -18,12 +18,16 @@ import numpy as np
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import REGISTRY
 
 import attencode
 from service.config import parse_config
 from service.errors import ConfigError
+from service.served import Models
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+STAGES = ("tokenize", "queue", "inference", "other")
+TIMES = ("batch", "inference")
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -99,6 +103,13 @@ def test_metrics_follow_the_traffic(spawn: Callable[..., object], tiny_artifact:
     assert value("attencode_requests_in_flight") == 0
     assert value('attencode_queue_inputs{model="tiny"}') == 0
     assert value('attencode_ready{model="tiny"}') == 1
+    assert value('attencode_requests_total{code="INTERNAL",method="Encode"}') == 0  # there before the first
+    times = [value(f'attencode_stage_seconds_total{{model="tiny",stage="{stage}"}}') for stage in STAGES]
+    assert min(times) > 0
+    assert sum(times) <= value('attencode_request_duration_seconds_sum{method="Encode"}')
+    whole_s, inference_s = (value(f'attencode_{name}_duration_seconds_sum{{model="tiny"}}') for name in TIMES)
+    assert whole_s >= inference_s > 0
+    assert value('attencode_compute_streams{model="tiny"}') >= 1
     assert 'provider="' in page
 
 
@@ -284,3 +295,9 @@ def test_flags_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENCODE_MAX_IMPUTS", "7")
     with pytest.raises(ConfigError, match="ATTENCODE_MAX_IMPUTS is no setting"):
         parse_config([])
+
+
+def test_a_model_that_is_not_up_yet_is_not_ready() -> None:
+    """Its series is there from the start, at 0, so that an alert sees a model that never comes up."""
+    Models(["late"])
+    assert REGISTRY.get_sample_value("attencode_ready", {"model": "late"}) == 0

@@ -3,7 +3,9 @@
 import importlib.util
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from attencode import Attended, Attention, Client, InputResult, InvalidRequest, 
 from service.cli import main
 from service.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 TEXT = "the dog did not attack the old man because it was sleepy"
 HOSTILE = '</script><b>"it\'s"</b> \N{GRINNING FACE} $5 & $6 <!--'
 bertviz = pytest.mark.skipif(not importlib.util.find_spec("bertviz"), reason="needs bertviz; install attencode[viz]")
@@ -214,9 +217,11 @@ def test_a_title_says_what_was_asked(minilm_address: str, tmp_path: Path, words:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mode", "head", "-o", "x.png"], "head writes .html, got 'x.png'"),
-        (["-o", "x.html"], "heatmap writes .png or .svg"),
-        (["-o", "nowhere/x.png"], "make it, or write elsewhere"),
+        (["--mode", "head", "-o", "x.png"], "head writes .html, got 'x.png'; .png goes with --mode heatmap or rollout"),
+        (["-o", "x.html"], "heatmap writes .png or .svg, got 'x.html'; .html goes with --mode head, model or neuron"),
+        (["-o", "nowhere/x.png"], "make it first, or write elsewhere"),
+        (["-o", "x.png/"], "x.png/ names a folder"),
+        (["-o", "/proc/x.png"], "the output's folder /proc takes no file: "),
         (["-o", "x.png", "--layer", "9"], "layer 9 does not exist; it must be from -6 to 5"),
         (["-o", "x.html", "--mode", "head", "--layer", "9"], "layer 9 is not in the answer"),
         (["-o", "x.png", "--mode", "rollout", "--head", "1"], "leave --layer and --head out"),
@@ -264,6 +269,26 @@ def test_what_does_not_go_with_an_answer(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="mode 'pie' is unknown"):
         made(["a"], np.ones((1, 1), np.float32)).save(tmp_path / "x.png", "pie")
     assert attencode.Attended is Attended
+
+
+@matplotlib
+def test_open_without_a_browser(minilm_address: str, tmp_path: Path) -> None:
+    """Where no browser opens, the file's address is on stderr; where one does, nothing is."""
+    file, browser = tmp_path / "a picture.png", tmp_path / "browser"
+    browser.touch(mode=0o755)
+    command = [sys.executable, "-m", "service", "view", "a dog", "-o", str(file), "--open", "--address", minilm_address]
+    for status, told in ((1, f"attencode: no browser opens here; the file is {file.as_uri()}\n"), (0, "")):
+        browser.write_text(f"#!/bin/sh\nexit {status}\n")
+        environment = {**os.environ, "BROWSER": f"{browser} %s", "PATH": "/nowhere"}
+        run = subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True, text=True)
+        assert run.stderr == told
+
+
+def test_a_default_mode_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of view says which mode it is if unset."""
+    with pytest.raises(SystemExit):
+        main(["view", "--help"])
+    assert "heatmap if unset" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("path", [io.BytesIO(), None, 5, b"s.png", "a\0.png", ["s.png"]])
