@@ -100,14 +100,13 @@ def encode_request(
     Raises:
         InvalidRequest: An option that there is not, or a value of a kind that no input or option has.
     """
-    _check_known("encode", of_attention, _encode_options(), {"layers": "attention"})
     states = _numbers("hidden_states", hidden_states)
     weights, vectors = _read_attention(attention, query_key_vectors, of_attention)
-    others = flag("token_embeddings", token_embeddings) or flag("tokens", tokens)
-    others = others or any(chosen is not None for chosen in (states, weights, vectors))
+    chosen = any(numbers is not None for numbers in (states, weights, vectors))
+    others = flag("token_embeddings", token_embeddings) or flag("tokens", tokens) or chosen
     options = Pooled(pooling, normalize, dimensions)  # type: ignore[arg-type]
     outputs = Outputs(
-        pooled=_pooled(None if pooled is None else flag("pooled", pooled), options, others=others),
+        pooled=_pooled(pooled, options, others=others),
         token_embeddings=token_embeddings,
         hidden_states=states,
         attention=weights,
@@ -115,19 +114,14 @@ def encode_request(
         tokens=tokens,
         data_type=data_type,  # type: ignore[arg-type]
     )
-    return EncodeRequest(
-        inputs=read_inputs(inputs),
-        model=model,
-        truncation=truncation,  # type: ignore[arg-type]
-        prompt_name=prompt_name,
-        outputs=outputs,
-    )
+    return EncodeRequest(read_inputs(inputs), model, truncation, prompt_name, outputs)  # type: ignore[arg-type]
 
 
 def _read_attention(
     attention: Layers, vectors: Layers, options: OfAttention
 ) -> tuple[Attention | None, QueryKeyVectors | None]:
     """Read what is asked of attention weights, and of the vectors behind them."""
+    _check_known("encode", options, _encode_options(), {"layers": "attention"})
     layers, vector_layers = _numbers("attention", attention), _numbers("query_key_vectors", vectors)
     heads = _numbers("heads", options.get("heads", ALL))
     if heads is None:
@@ -182,6 +176,7 @@ def read_places(name: str, chosen: PlacesLike) -> Places:
 
 def _pooled(wanted: bool | None, options: Pooled, *, others: bool) -> Pooled | None:  # noqa: FBT001
     """Decide whether pooled vectors are wanted: if asked for or spoken of, or if no other output is."""
+    wanted = None if wanted is None else flag("pooled", wanted)
     spoken_of = options != Pooled()
     if wanted is False and spoken_of:
         raise InvalidRequest("pooling, normalize and dimensions go with pooled vectors; leave them or pooled=False out")
