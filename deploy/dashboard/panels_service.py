@@ -1,6 +1,6 @@
 """What the dashboard shows of the service as callers meet it: is it healthy, is it fast."""
 
-from deploy.panel import (
+from deploy.dashboard.panel import (
     ALL,
     COMPUTED,
     DURATION,

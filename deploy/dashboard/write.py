@@ -1,4 +1,4 @@
-"""Write the Grafana dashboard from panels_service.py and panels_work.py: `python deploy/dashboard.py`.
+"""Write the Grafana dashboard from panels_service.py and panels_work.py: `python deploy/dashboard/write.py`.
 
 The file that it writes is what Grafana reads, and what a test compares with what this would write.
 """
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.panel import Panel  # noqa: E402 - found by the line above
-from deploy.panels_service import FAST, HEALTHY  # noqa: E402
-from deploy.panels_work import BOTTLENECK, PADDING, REPLICAS  # noqa: E402
+from deploy.dashboard.panel import Panel  # noqa: E402 - found by the line above
+from deploy.dashboard.panels_service import FAST, HEALTHY  # noqa: E402
+from deploy.dashboard.panels_work import BOTTLENECK, PADDING, REPLICAS  # noqa: E402
 
 FILE = ROOT / "deploy" / "components" / "monitoring" / "dashboard.json"
 ROWS = (

@@ -1,6 +1,6 @@
 """Draw the dashboard without Grafana: its queries against a Prometheus, each panel as a picture, all in one file.
 
-    python deploy/plot_dashboard.py --prometheus http://127.0.0.1:9091 --minutes 10 -o dashboard.png
+    python deploy/dashboard/plot.py --prometheus http://127.0.0.1:9091 --minutes 10 -o dashboard.png
 
 Needs matplotlib (`pip install attencode[viz]`).
 """

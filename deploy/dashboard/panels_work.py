@@ -1,6 +1,6 @@
 """What the dashboard shows of the work inside: the bottleneck, the padding, the replicas."""
 
-from deploy.panel import (
+from deploy.dashboard.panel import (
     ALL,
     BATCHES,
     COMPUTED,
