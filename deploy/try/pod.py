@@ -45,7 +45,7 @@ class Rendered:
         return found
 
     def environment(self, container: dict[str, Any]) -> dict[str, str]:
-        """Give the variables that a container gets; those of optional Secrets, of which there are none here, left out."""
+        """Give the variables that a container gets; those of optional Secrets left out."""
         values: dict[str, str] = {}
         for source in container.get("envFrom", []):
             values |= self.config_maps[source["configMapRef"]["name"]].get("data", {})
