@@ -82,8 +82,9 @@ def pod(rendered: Rendered, images: dict[str, str]) -> list[dict[str, Any]]:
         container["image"] = image_of(container, images)
         container["imagePullPolicy"] = "Never"
         container["args"] = rendered.command(container)
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            container.pop(probe, None)
+        # Ports are for networks that podman makes itself.
+        for unknown in ("ports", "startupProbe", "livenessProbe", "readinessProbe"):
+            container.pop(unknown, None)
     metadata = rendered.deployment["spec"]["template"]["metadata"]
     name = rendered.deployment["metadata"]["name"]
     # With initContainers podman plays a Pod once.
