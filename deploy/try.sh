@@ -4,8 +4,8 @@
 #   deploy/try.sh                     MODEL=FOLDER for another checkpoint than the default model's
 #
 # What it shows, each step or it fails: the images are built, the server's small and without torch; the initContainer's
-# export runs, and the server on what it made, each under the Deployment's own security context, limits and settings; the
-# three probes are answered; a client from outside the container's network is served; SIGTERM under load loses no call and
+# export runs, and the server on what it made, each under the Deployment's own security, limits and settings; the
+# three probes are answered; a client outside the container's network is served; SIGTERM under load loses no call and
 # ends with exit code 0 within the Pod's grace period; `podman kube play` of the whole Pod does the same.
 #
 #   OVERLAY        folder of manifests; deploy/overlays/cpu if unset
