@@ -9,6 +9,7 @@ client.encode(["time flies like an arrow"]).pooled  # (1, hidden) float32
 from service.attended import Attended
 from service.attention import Attention, Places, QueryKeyVectors, Span
 from service.client import AsyncClient, Client
+from service.credentials import Tls
 from service.errors import (
     AttencodeError,
     DeadlineExceeded,
@@ -55,6 +56,7 @@ __all__ = [
     "RemoteError",
     "Span",
     "TextInput",
+    "Tls",
     "TokenIdsInput",
     "TokenizeResult",
     "Tokens",

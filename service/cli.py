@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from service import cli_attend, cli_health, cli_view
+from service.cli_client import add_tls_arguments, open_client
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME",
             help="name of a served model; the first if unset",
         )
+        add_tls_arguments(command)
     for command in (encode, attend, view):
         cut = "where a text that is too long is cut; off refuses it; right if unset"
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right", help=cut)
@@ -273,16 +275,10 @@ def _seconds(word: str) -> float:
     return seconds
 
 
-def _client(parsed: argparse.Namespace) -> Any:
-    from service.client import Client  # noqa: PLC0415
-
-    return Client(parsed.address, timeout_s=parsed.timeout)
-
-
 def _encode(parsed: argparse.Namespace) -> int:
     if wants_files(parsed):
         return encode_files(parsed)
-    with _client(parsed) as client:
+    with open_client(parsed) as client:
         result = client.encode(
             parsed.texts,
             pooled=True,
@@ -319,7 +315,7 @@ def _encode(parsed: argparse.Namespace) -> int:
 def _info(parsed: argparse.Namespace) -> int:
     from dataclasses import asdict  # noqa: PLC0415
 
-    with _client(parsed) as client:
+    with open_client(parsed) as client:
         facts = asdict(client.get_model(parsed.model))
     if parsed.json:
         print_json(facts)

@@ -1,6 +1,6 @@
 """The command `attencode attend`, and the flags that say what attention is wanted, which `attencode view` has too.
 
-May import: attention, client, cli_print, errors; the client when it runs.
+May import: attention, cli_client, cli_print, errors.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from service.attention import ALL
+from service.cli_client import open_client
 from service.cli_print import print_json, result_json
 from service.errors import InvalidRequest
 
@@ -191,11 +192,9 @@ def _wanted(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def run(parsed: argparse.Namespace) -> int:
     """Ask the server and print the answer; gives the exit status."""
-    from service.client import Client  # noqa: PLC0415 - needs gRPC, which other commands may do without
-
     text = parsed.text if parsed.pair is None else (parsed.text, parsed.pair)
     options = {**_wanted(parsed), **common_options(parsed), "top_k": parsed.top_k}
-    with Client(parsed.address, timeout_s=parsed.timeout) as client:
+    with open_client(parsed) as client:
         attended = client.attend(text, **options)
     if parsed.json:
         print_json(_as_json(parsed, attended))

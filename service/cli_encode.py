@@ -1,6 +1,6 @@
 """The `attencode encode --input FILE --output FILE` command: flags, progress and report of `service.bulk`.
 
-May import: bulk, bulk_files, client, errors; all but errors when it runs.
+May import: cli_client, errors; bulk and bulk_files when it runs.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from service.cli_client import open_client
 from service.errors import AttencodeError, ConfigError, NotWritten
 
 _FILE_FLAGS = {
@@ -73,7 +74,6 @@ def wants_files(parsed: argparse.Namespace) -> bool:
 def encode_files(parsed: argparse.Namespace) -> int:
     """Encode the input into the output; gives the exit status."""
     from service import bulk, bulk_files  # noqa: PLC0415 - needs gRPC, which other commands may do without
-    from service.client import Client  # noqa: PLC0415
 
     options = bulk.BulkOptions(
         pooling=parsed.pooling,
@@ -89,7 +89,7 @@ def encode_files(parsed: argparse.Namespace) -> int:
     )
     with (
         _ended_in_order(),
-        Client(parsed.address, timeout_s=parsed.timeout) as client,
+        open_client(parsed) as client,
         _progress(lambda: bulk_files.count_rows(parsed.input, options.input_format)) as (progress, report),
     ):
         try:

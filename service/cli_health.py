@@ -1,12 +1,14 @@
 """The command `attencode health`: one question to a server's gRPC health service, answered by the exit status.
 
-For health checks of container images, which bring no other client. May import: errors, grpc, grpc_health.
+For health checks of container images, which bring no other client. May import: cli_client, credentials,
+statuses, errors, grpc, grpc_health.
 """
 
 import argparse
 import sys
 from typing import Any
 
+from service.cli_client import add_tls_arguments, tls_of
 from service.errors import InvalidRequest
 
 _TIMEOUT_S = 3.0
@@ -29,6 +31,7 @@ def add(commands: Any, default_address: str, seconds: Any) -> None:
         help="what to ask after: liveness, attencode.v1.Encoder, attencode.v1.Encoder/MODEL; the whole server if unset",
     )
     health.add_argument("--timeout", type=seconds, default=_TIMEOUT_S, metavar="SECONDS", help="deadline, 3 if unset")
+    add_tls_arguments(health)
     health.set_defaults(run=run)
 
 
@@ -37,15 +40,22 @@ def run(parsed: argparse.Namespace) -> int:
     import grpc  # noqa: PLC0415 - slow to import, as is the next
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
 
+    from service.credentials import channel  # noqa: PLC0415
+    from service.statuses import Callee  # noqa: PLC0415
+
     if not parsed.address:
         raise InvalidRequest("the server's address is empty; give host and port, for instance 127.0.0.1:50051")
+    wanted = channel(tls_of(parsed))
+    callee = Callee(parsed.address, parsed.timeout, wanted.credentials is not None, wanted.shows_certificate)
     # A proxy of the environment is for the world outside, not for the port beside us.
-    with grpc.insecure_channel(parsed.address, options=(("grpc.enable_http_proxy", 0),)) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
+    with wanted.open(grpc, parsed.address, (("grpc.enable_http_proxy", 0),)) as opened:
+        stub: Any = health_pb2_grpc.HealthStub(opened)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=parsed.service), timeout=parsed.timeout)
         except grpc.RpcError as error:
-            status, details = error.code().name, " ".join((error.details() or "").split())
+            unavailable = error.code() == grpc.StatusCode.UNAVAILABLE
+            details = str(callee.error(error)) if unavailable else error.details() or ""
+            status, details = error.code().name, " ".join(details.split())
         else:
             status, details = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status), ""
     healthy = status == "SERVING"

@@ -1,7 +1,7 @@
 """The command `attencode view`: a page or a picture of who attends to whom, in a file.
 
-Its flags for the server and for attention are those of the other commands. May import: attention, client, cli_attend,
-cli_print, view, errors.
+Its flags for the server and for attention are those of the other commands. May import: attention, cli_attend,
+cli_client, cli_print, view, errors.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from service.cli_attend import (
     refuse_for_rollout,
     utf8,
 )
+from service.cli_client import open_client
 from service.cli_print import print_json
 from service.errors import InvalidRequest
 
@@ -57,12 +58,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(parsed: argparse.Namespace) -> int:
     """Ask the server, write the file, and say where it is."""
     from service import view  # noqa: PLC0415
-    from service.client import Client  # noqa: PLC0415
 
     target = view.check(parsed.output, parsed.mode)
     options, shown = _wanted(parsed)
     text = parsed.text if parsed.pair is None else (parsed.text, parsed.pair)
-    with Client(parsed.address, timeout_s=parsed.timeout) as client:
+    with open_client(parsed) as client:
         attended = client.attend(text, **options, **common_options(parsed))
     attended.save(target, parsed.mode, **shown)
     if parsed.json:

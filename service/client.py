@@ -1,8 +1,8 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, codec, chunks, resumption, attended, attention, plain, request, statuses,
-tracing, values, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, codec, chunks, credentials, resumption, attended, attention, plain, request,
+statuses, tracing, values, errors, grpc.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from service import codec
 from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
+from service.credentials import Tls, channel
 from service.errors import AnswerTooLarge, AttencodeError, InternalFault, InvalidRequest
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
@@ -69,6 +70,7 @@ class Client:
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         wait_for_ready: bool = False,
+        tls: Tls | bool = False,
         credentials: grpc.ChannelCredentials | None = None,
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
@@ -79,18 +81,20 @@ class Client:
             timeout_s: Deadline of each call, in seconds; None to wait for ever.
             wait_for_ready: Wait, within the deadline, for a server that cannot be reached, as while it is
                 started anew; else such a call fails at once.
-            credentials: From `grpc.ssl_channel_credentials`; None for plaintext.
+            tls: True for a server with a certificate of a public CA, or a `Tls` with the files of the CA and of the
+                client's own certificate; False for plaintext.
+            credentials: gRPC's own, instead of `tls`.
             options: gRPC channel options beside the client's own.
+
+        Raises:
+            InvalidRequest: An argument is not what it must be, or a file of `tls` cannot be used.
         """
-        every = _channel_options(address, timeout_s, options)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(address, options=every)
-        else:
-            self._channel = grpc.secure_channel(address, credentials, options=every)
+        every, wanted = _channel_options(address, timeout_s, options), channel(tls, credentials)
+        self._channel: Any = wanted.open(grpc, address, every)
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
         self._wait_for_ready = wait_for_ready
-        self._callee = Callee(address, timeout_s)
+        self._callee = Callee(address, timeout_s, wanted.credentials is not None, wanted.shows_certificate)
         self._closed = False
 
     def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
@@ -201,19 +205,17 @@ class AsyncClient:
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         wait_for_ready: bool = False,
+        tls: Tls | bool = False,
         credentials: grpc.ChannelCredentials | None = None,
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
         """Open a channel; the arguments are those of `Client`."""
-        every = _channel_options(address, timeout_s, options)
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address, options=every)
-        else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options=every)
+        every, wanted = _channel_options(address, timeout_s, options), channel(tls, credentials)
+        self._channel: Any = wanted.open(grpc.aio, address, every)
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
         self._wait_for_ready = wait_for_ready
-        self._callee = Callee(address, timeout_s)
+        self._callee = Callee(address, timeout_s, wanted.credentials is not None, wanted.shows_certificate)
         self._closed = False
 
     async def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:

@@ -21,6 +21,8 @@ from service.errors import (
 # gRPC's own words. Those of a limit that this side has set begin with "CLIENT:" and stay as they are.
 _REQUEST_TOO_LARGE = re.compile(r"^(?:SERVER: )?Received message larger than max \((\d+) vs\. (\d+)\)")
 _UNRESOLVED = re.compile(r"errors resolving|resolution failed")
+_UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)")
+_HUNG_UP = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe")
 _UNCONNECTED = re.compile(r"failed to connect")
 
 
@@ -60,10 +62,14 @@ class Callee:
     Attributes:
         address: As the client was given it.
         timeout_s: Deadline of each call that has one, in seconds; None for none.
+        tls: Whether the client speaks TLS.
+        shows_certificate: Whether it shows one of its own.
     """
 
     address: str
     timeout_s: float | None
+    tls: bool = False
+    shows_certificate: bool = False
 
     def error(self, error: grpc.RpcError) -> AttencodeError:
         """Turn a call's status into the error that stands for it."""
@@ -99,11 +105,43 @@ class Callee:
                 "for instance 127.0.0.1:50051, or [::1]:50051 for IPv6"
             )
         if _UNCONNECTED.search(message.lower()):
+            if told := self._unsecured(message):
+                return f"no TLS connection to {self.address!r}: {told} (gRPC says: {message})"
             return (
                 f"no server answers at {self.address!r}; start one there, or give another address "
                 f"(gRPC says: {message})"
             )
         return message
+
+    def _unsecured(self, message: str) -> str:
+        """Say why a server and this client do not agree on TLS, as far as gRPC tells; empty if that is not it."""
+        if "WRONG_VERSION_NUMBER" in message:
+            return "the server there speaks plaintext; leave tls, or --tls and its like, out"
+        if found := _UNTRUSTED.search(message):
+            return (
+                f"the server's certificate is not trusted, {found[1]}; give the file of its CA, as "
+                "tls=attencode.Tls(ca=FILE) or --tls-ca FILE"
+            )
+        if "Hostname Verification Check failed" in message:
+            return (
+                "the server's certificate is for other names than this address; call it by one of them, or say which "
+                "it is, as tls=attencode.Tls(server_name=NAME) or --tls-server-name NAME"
+            )
+        return self._hung_up() if _HUNG_UP.search(message) else ""
+
+    def _hung_up(self) -> str:
+        """Say why a server ends a connection at its beginning; all that gRPC tells is that it did."""
+        if not self.tls:
+            return (
+                "the server closed the connection, as one that speaks TLS does with plaintext; ask by TLS, with "
+                "tls=True, tls=attencode.Tls(ca=FILE) or --tls"
+            )
+        if self.shows_certificate:
+            return "the server closed the connection, as one does that trusts another CA than that of this certificate"
+        return (
+            "the server closed the connection, as one does that wants a client's certificate; show one, as "
+            "tls=attencode.Tls(cert=FILE, key=FILE) or --tls-cert FILE --tls-key FILE"
+        )
 
 
 def reached(error: grpc.RpcError) -> bool:

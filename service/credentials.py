@@ -1,0 +1,85 @@
+"""Credentials: whom a client trusts, and what it shows of itself. May import: pem, values, errors, grpc."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from service import pem
+from service.errors import InvalidRequest
+from service.values import shown
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A connection by TLS: its files are PEM, read when a client is made.
+
+    Attributes:
+        ca: File of the CAs that the server's certificate may be of; empty for the public ones that gRPC knows.
+        cert: File of the client's own certificate, where the server asks for one (mutual TLS).
+        key: File of its private key.
+        server_name: The name in the server's certificate, where it is called by another one, as behind a tunnel.
+    """
+
+    ca: PathLike = ""
+    cert: PathLike = ""
+    key: PathLike = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What opens a channel.
+
+    Attributes:
+        credentials: None for plaintext.
+        options: That go with them.
+        shows_certificate: Whether the server sees who the client is.
+    """
+
+    credentials: grpc.ChannelCredentials | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    shows_certificate: bool = False
+
+    def open(self, module: Any, address: str, options: Sequence[tuple[str, Any]]) -> Any:
+        """Open a channel of `grpc`, or of `grpc.aio`."""
+        every = [*options, *self.options]
+        if self.credentials is None:
+            return module.insecure_channel(address, options=every)
+        return module.secure_channel(address, self.credentials, options=every)
+
+
+def channel(tls: Tls | bool, credentials: grpc.ChannelCredentials | None = None) -> Channel:  # noqa: FBT001
+    """Read what a client says of its connection.
+
+    Args:
+        tls: True for a server with a certificate of a public CA; False for plaintext.
+        credentials: Ready-made ones instead.
+
+    Raises:
+        InvalidRequest: A file cannot be used, or things are given that do not go together.
+    """
+    if not isinstance(tls, Tls | bool):
+        raise InvalidRequest(f"tls must be True, False or attencode.Tls(ca=..., cert=..., key=...), got {shown(tls)}")
+    if credentials is not None:
+        if tls is not False:
+            raise InvalidRequest("tls and credentials are two ways to say the same; give one of them")
+        return Channel(credentials)
+    if tls is False:
+        return Channel()
+    wanted = Tls() if tls is True else tls
+    try:
+        ca, cert, key = (os.fspath(path) for path in (wanted.ca, wanted.cert, wanted.key))
+        if bool(cert) != bool(key):
+            raise ValueError("a client's certificate and its key go together; give both, or neither")
+        roots = pem.read_authorities(ca, "the server's CA") if ca else None
+        pair = pem.read_pair(cert, key, "the client's certificate", "the client's key") if cert else None
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"tls: {error}") from error
+    made = grpc.ssl_channel_credentials(roots, pair and pair.key, pair and pair.cert)
+    name = (("grpc.ssl_target_name_override", wanted.server_name),) if wanted.server_name else ()
+    return Channel(made, name, pair is not None)

@@ -1,0 +1,126 @@
+"""Pem: files of certificates and keys, read and held against each other before anything is made of them.
+
+No error repeats what is in a file. May import: ssl.
+"""
+
+import re
+import ssl
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----")
+_ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED")
+_VERSION, _UTC_TIME = 0xA0, 0x17  # tags of DER
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate, with those between it and its CA, and its private key.
+
+    Attributes:
+        cert: PEM.
+        key: PEM; not shown by `repr`.
+    """
+
+    cert: bytes
+    key: bytes = field(repr=False)
+
+
+def read_pair(cert_path: str, key_path: str, cert_name: str, key_name: str) -> Pair:
+    """Read a certificate and its key.
+
+    Args:
+        cert_path: File of the certificate.
+        key_path: File of the key.
+        cert_name: What the reader of a message knows the certificate's file by.
+        key_name: The same for the key's.
+
+    Raises:
+        ValueError: A file is not there, cannot be read, holds something else, or the two are no pair.
+    """
+    pair = Pair(_read(cert_path, cert_name), _read(key_path, key_name))
+    if not _CERTIFICATE.search(pair.cert):
+        raise ValueError(f"{cert_name}: {cert_path!r} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
+    if _ENCRYPTED.search(pair.key):
+        raise ValueError(f"{key_name}: the key in {key_path!r} wants a password; give one without")
+    if not _KEY.search(pair.key):
+        raise ValueError(f"{key_name}: {key_path!r} holds no private key in PEM (-----BEGIN PRIVATE KEY-----)")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_path, key_path, password=lambda: b"")
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise ValueError(
+                f"{key_name}: the key in {key_path!r} does not match the certificate in {cert_path!r}"
+            ) from error
+        raise ValueError(
+            f"{cert_name}, {key_name}: {cert_path!r} and {key_path!r} are no certificate and key that can be used: "
+            f"{error.reason or 'not PEM'}"
+        ) from error
+    if pair != Pair(_read(cert_path, cert_name), _read(key_path, key_name)):
+        raise ValueError(f"{cert_name}, {key_name}: the files were replaced while they were read")
+    return pair
+
+
+def read_authorities(path: str, name: str) -> bytes:
+    """Read the certificates of CAs that are trusted.
+
+    Args:
+        path: Their file.
+        name: What the reader of a message knows it by.
+
+    Raises:
+        ValueError: It is not there, cannot be read, or holds something else.
+    """
+    content = _read(path, name)
+    found = _CERTIFICATE.findall(content)
+    if not found:
+        raise ValueError(f"{name}: {path!r} holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=b"\n".join(found).decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: {path!r} holds a certificate that cannot be read") from error
+    return content
+
+
+def not_after(cert: bytes) -> datetime:
+    """Give the end of a certificate's validity.
+
+    Args:
+        cert: PEM that a TLS library has read; of several certificates the first counts.
+
+    The way there is that of RFC 5280, section 4.1: Certificate, tbsCertificate, validity, notAfter.
+    """
+    found = _CERTIFICATE.search(cert)
+    assert found is not None
+    ((_, certificate),) = _parts(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii")))
+    fields = _parts(_parts(certificate)[0][1])
+    if fields[0][0] == _VERSION:
+        del fields[0]
+    _serial, _signature, _issuer, (_, validity) = fields[:4]
+    _, (kind, digits) = _parts(validity)
+    words = digits.decode("ascii")
+    if kind == _UTC_TIME:  # section 4.1.2.5.1: from 50 on it is the last century
+        words = ("19" if words[:2] >= "50" else "20") + words
+    return datetime.strptime(words, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _read(path: str, name: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{name}: cannot read {path!r}: {error.strerror}") from error
+
+
+def _parts(der: bytes) -> list[tuple[int, bytes]]:
+    """Split DER (X.690) into its elements, each a tag of one byte and its content."""
+    parts = []
+    while der:
+        tag, length, start = der[0], der[1], 2
+        if length & 0x80:
+            start += length & 0x7F
+            length = int.from_bytes(der[2:start], "big")
+        parts.append((tag, der[start : start + length]))
+        der = der[start + length :]
+    return parts
