@@ -158,7 +158,10 @@ def _serve(words: list[str]) -> int:
     config = parse_config(words)
     log_to_stderr(config.log_level, config.log_format)
     from service.server import serve  # noqa: PLC0415
+    from service.tls import Certificates  # noqa: PLC0415
 
+    if config.tls_cert:  # before a model is exported
+        Certificates(config.tls_cert, config.tls_key, config.tls_client_ca).check()
     artifacts = open_models(config)
     run = _event_loop_runner()
     if config.ray:

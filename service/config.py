@@ -68,6 +68,15 @@ class ServiceConfig(BaseSettings):
     port: Port = Field(50051, description="Port for gRPC; 0 for any free one")
     metrics_port: Port | Literal["none"] = Field(9090, description="Port for Prometheus; 0 for any free one")
     metrics_host: str = Field("", description="Address for Prometheus; as host when empty")
+    health_port: Port | Literal["none"] = Field(
+        "none", description="Plaintext port for gRPC health alone, for probes that speak no TLS; 0 for any free one"
+    )
+    tls_cert: str = Field(
+        "",
+        description="PEM file of the server's certificate and those between it and its CA; read anew when it changes",
+    )
+    tls_key: str = Field("", description="PEM file of the certificate's private key, without a password")
+    tls_client_ca: str = Field("", description="PEM file of the CA of which clients must show a certificate")
     reflection: bool = Field(default=True, description="Answer gRPC server reflection")
 
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field("auto", description="Execution provider")
@@ -137,6 +146,10 @@ class ServiceConfig(BaseSettings):
             flags = ", ".join(sorted("--" + name.replace("_", "-") for name in given))
             raise ValueError(f"{flags} goes with --ray; add it, or leave {flags} out")
         read_replicas(self.replicas)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("--tls-cert and --tls-key go together; give both, or neither for plaintext")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("--tls-client-ca goes with --tls-cert and --tls-key; add them, or leave it out")
         if self.tracing:
             _check_exporter()
         if self.replica_gpus != "auto" and self.replica_gpus > 1 and self.replica_gpus % 1:

@@ -6,6 +6,7 @@ May import: everything below it; pb for reflection.
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import signal
 import socket
@@ -25,6 +26,7 @@ from service.logs import line
 from service.memory import Memory
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
+from service.tls import Certificates
 from service.tracing import Tracing, otlp_tracing
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ LIVENESS = "liveness"
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_OPTIONS = (("grpc.so_reuseport", 0),)  # a second server on the same port is an error, not a riddle
 _LINGER_S = 0.2
 _PULSE_S = 0.1
 
@@ -69,26 +72,34 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
+        self._certificates = (
+            Certificates(config.tls_cert, config.tls_key, config.tls_client_ca) if config.tls_cert else None
+        )
         self._server: grpc.aio.Server | None = None
+        self._health_server: grpc.aio.Server | None = None
         self._metrics_server: tuple[object, object] | None = None
         self.port = 0
+        self.health_port: int | None = None
         self.metrics_port: int | None = None
 
     async def start(self) -> None:
         """Bind the ports, bring the models up, and begin to serve.
 
         Raises:
-            StartupError: A port is taken, or a model cannot be loaded.
+            StartupError: A port is taken, a certificate cannot be used, or a model cannot be loaded.
         """
         self._server = self._bind()
+        self._health_server = self._bind_health()
         self._start_metrics()
         await self._health.set(LIVENESS, _SERVING)
         await self._announce()
-        await self._server.start()
+        for server in self._servers():
+            await server.start()
         try:
             await self._backend.start(self._models)
         except BaseException:
-            await self._server.stop(None)
+            for server in self._servers():
+                await server.stop(None)
             raise
         _spare_the_collector()
         await self._announce()
@@ -110,6 +121,8 @@ class Server:
         if self._server is not None:
             await self._server.stop(max(0.0, self._config.grace_s - (time.monotonic() - started)))
         await self._backend.stop()
+        if self._health_server is not None:  # alive for its probes until nothing is left to do
+            await self._health_server.stop(None)
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
         if self._pulse is not None:
@@ -128,13 +141,22 @@ class Server:
     def ready_line(self) -> str:
         """Say in one line what runs where."""
         names = ", ".join(self._models.names)
-        line = f"attencode serves {names} at {self._config.host}:{self.port}, {self._backend.summary()}"
-        return line if self.metrics_port is None else f"{line}; metrics on port {self.metrics_port}"
+        parts = [f"attencode serves {names} at {self._config.host}:{self.port}, {self._backend.summary()}"]
+        if self._certificates is not None:
+            parts.append("mutual TLS" if self._certificates.mutual else "TLS")
+        if self.health_port is not None:
+            parts.append(f"health on port {self.health_port}")
+        if self.metrics_port is not None:
+            parts.append(f"metrics on port {self.metrics_port}")
+        return "; ".join(parts)
+
+    def _servers(self) -> list[grpc.aio.Server]:
+        return [server for server in (self._server, self._health_server) if server is not None]
 
     def _bind(self) -> grpc.aio.Server:
         config = self._config
         options = (
-            ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a riddle
+            *_OPTIONS,
             ("grpc.max_receive_message_length", config.max_request_bytes),
             ("grpc.max_send_message_length", -1),  # the servicer bounds its answers, with a better message
         )
@@ -144,12 +166,24 @@ class Server:
         if config.reflection:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
-        _check_address(config.host, config.port)
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        try:
-            self.port = server.add_insecure_port(f"{host}:{config.port}")
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
+        credentials = None if self._certificates is None else self._certificates.credentials()
+        self.port = _listen(server, config.host, config.port, credentials)
+        if credentials is None and not _is_loopback(config.host):
+            _LOG.warning(
+                "NO TLS on %s:%d: whoever is on the way reads what clients send, and anyone may call; give --tls-cert "
+                "and --tls-key, unless a mesh or a gateway in front of this port encrypts",
+                *(config.host, self.port),
+            )
+        return server
+
+    def _bind_health(self) -> grpc.aio.Server | None:
+        """Bind the port for probes that speak no TLS: health, and nothing else."""
+        config = self._config
+        if config.health_port == "none":
+            return None
+        server = grpc.aio.server(options=_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self.health_port = _listen(server, config.host, config.health_port, None)
         return server
 
     def _start_metrics(self) -> None:
@@ -225,6 +259,28 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
     _LOG.info("draining: new calls are refused, accepted ones have %.0f s", config.grace_s)
     await server.stop()
     _LOG.info("drained")
+
+
+def _listen(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    """Bind a server's port; gives its number.
+
+    Raises:
+        ConfigError: It cannot be had.
+    """
+    _check_address(host, port)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether nobody outside this machine reaches an address, or a name of some."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
 def _check_address(host: str, port: int) -> None:

@@ -15,6 +15,7 @@ ALLOWED = {
     "artifact": {"errors"},
     "config": {"errors"},
     "pem": set(),
+    "tls": {"pem", "errors"},
     "metrics": set(),
     "memory": set(),
     "tracing": {"errors"},

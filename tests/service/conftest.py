@@ -161,6 +161,13 @@ def spawn_local() -> Iterator[Callable[..., ServerProcess]]:
         yield start
 
 
+@pytest.fixture(scope="module")
+def spawn_for_all() -> Iterator[Callable[..., ServerProcess]]:
+    """Give the same for servers that all tests of a module may share."""
+    with spawning([]) as start:
+        yield start
+
+
 def on_cluster(address: str) -> list[str]:
     """Give the flags of a server whose models run on the tests' cluster."""
     return ["--ray", "--address", address, "--replica-cpus", str(LITTLE_CPU)]

@@ -1,0 +1,61 @@
+"""A CA of the tests' own, and the certificates that it signs. May import: cryptography."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+
+@dataclass(frozen=True)
+class Files:
+    """A certificate and its key in files, and its serial number."""
+
+    cert: Path
+    key: Path
+    serial: int
+
+
+class Authority:
+    """A CA with a folder, its own certificate in `ca.pem`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"CA of {folder.name}")])
+        constraints = x509.BasicConstraints(ca=True, path_length=None)
+        made = _builder(self._name, self._key, 1).issuer_name(self._name).add_extension(constraints, critical=True)
+        self.ca = folder / "ca.pem"
+        self.ca.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
+
+    def sign(self, name: str, *, days: float = 1, password: bytes | None = None) -> Files:
+        """Make a certificate for 127.0.0.1 and `server.test` with a new key, in NAME.pem and NAME.key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("server.test")]
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        made = _builder(subject, key, days).issuer_name(self._name)
+        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        certificate = made.sign(self._key, hashes.SHA256())
+        files = Files(self._folder / f"{name}.pem", self._folder / f"{name}.key", certificate.serial_number)
+        files.cert.write_bytes(certificate.public_bytes(Encoding.PEM))
+        encryption = NoEncryption() if password is None else BestAvailableEncryption(password)
+        files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+        return files
+
+
+def serial_of(certificate: str) -> int:
+    """Give the serial number of a certificate in PEM."""
+    return x509.load_pem_x509_certificate(certificate.encode()).serial_number
+
+
+def _builder(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: float) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(name).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - timedelta(days=30)).not_valid_after(now + timedelta(days=days))
