@@ -1,4 +1,4 @@
-"""Autoscaling and monitoring: their own schemas, and metrics that the server has."""
+"""Autoscaling, monitoring and TLS: their own schemas, and metrics that the server has."""
 
 import importlib
 import re
@@ -16,6 +16,7 @@ KINDS = {
     "PodMonitor": ("cloudcoil.models.prometheus_operator.v1", "monitoring"),
     "PrometheusRule": ("cloudcoil.models.prometheus_operator.v1", "monitoring"),
     "ScaledObject": ("cloudcoil.models.keda.v1alpha1", "keda"),
+    "Certificate": ("cloudcoil.models.cert_manager.v1", "tls"),
 }
 
 

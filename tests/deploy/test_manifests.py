@@ -27,7 +27,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kuberne
 pytestmark = needs_kubectl
 
 ROOT = Path(__file__).parents[2]
-CUSTOM = {"RayService", "PodMonitor", "PrometheusRule", "ScaledObject"}  # each has a test of its own
+CUSTOM = {"Certificate", "RayService", "PodMonitor", "PrometheusRule", "ScaledObject"}  # each has a test of its own
 LOCKED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 OLDEST = "1.30"  # as deploy/README.md says
 
@@ -145,7 +145,7 @@ def check_locked(pod: Pod) -> None:
         assert {"cpu", "memory"} <= limits.keys()
         assert {"cpu", "memory"} == requests.keys()
         for mount in container.get("volumeMounts", []):
-            wanted = mount["mountPath"] == "/models" and container["name"] != "export"
+            wanted = mount["mountPath"] in {"/models", "/tls"} and container["name"] != "export"
             assert mount.get("readOnly", False) is wanted or pod.name == "attencode-load-reader"
 
 
