@@ -13,6 +13,10 @@ _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----")
 _ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|Proc-Type: 4,ENCRYPTED")
 _VERSION, _UTC_TIME = 0xA0, 0x17  # tags of DER
+# Object identifiers in DER: RFC 3279, section 2.3.1, and RFC 5480, section 2.1.1. With keys of other kinds, Ed25519 and
+# P-521 among them, two gRPC peers find no signature in common.
+_RSA, _EC = bytes.fromhex("2a864886f70d010101"), bytes.fromhex("2a8648ce3d0201")
+_CURVES = (bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2b81040022"))  # P-256, P-384
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ def read_pair(cert_path: str, key_path: str, cert_name: str, key_name: str) -> P
             f"{cert_name}, {key_name}: {cert_path!r} and {key_path!r} are no certificate and key that can be used: "
             f"{error.reason or 'not PEM'}"
         ) from error
+    if not _usable(pair.cert):
+        raise ValueError(
+            f"{cert_name}: the key of the certificate in {cert_path!r} is of a kind that gRPC does not take; it must "
+            "be RSA, or ECDSA on P-256 or P-384"
+        )
     if pair != Pair(_read(cert_path, cert_name), _read(key_path, key_name)):
         raise ValueError(f"{cert_name}, {key_name}: the files were replaced while they were read")
     return pair
@@ -90,20 +99,31 @@ def not_after(cert: bytes) -> datetime:
     Args:
         cert: PEM that a TLS library has read; of several certificates the first counts.
 
-    The way there is that of RFC 5280, section 4.1: Certificate, tbsCertificate, validity, notAfter.
     """
+    _, (kind, digits) = _parts(_fields(cert)["validity"])
+    words = digits.decode("ascii")
+    if kind == _UTC_TIME:  # section 4.1.2.5.1: from 50 on it is the last century
+        words = ("19" if words[:2] >= "50" else "20") + words
+    return datetime.strptime(words, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _usable(cert: bytes) -> bool:
+    """Tell whether gRPC's clients and servers take signatures of a certificate's key."""
+    (_, algorithm), _ = _parts(_fields(cert)["subjectPublicKeyInfo"])
+    (_, kind), *parameters = _parts(algorithm)
+    return kind == _RSA or (kind == _EC and parameters[0][1] in _CURVES)
+
+
+def _fields(cert: bytes) -> dict[str, bytes]:
+    """Give what the first certificate in PEM says: the fields of tbsCertificate in RFC 5280, section 4.1."""
     found = _CERTIFICATE.search(cert)
     assert found is not None
     ((_, certificate),) = _parts(ssl.PEM_cert_to_DER_cert(found[0].decode("ascii")))
     fields = _parts(_parts(certificate)[0][1])
     if fields[0][0] == _VERSION:
         del fields[0]
-    _serial, _signature, _issuer, (_, validity) = fields[:4]
-    _, (kind, digits) = _parts(validity)
-    words = digits.decode("ascii")
-    if kind == _UTC_TIME:  # section 4.1.2.5.1: from 50 on it is the last century
-        words = ("19" if words[:2] >= "50" else "20") + words
-    return datetime.strptime(words, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    names = ("serialNumber", "signature", "issuer", "validity", "subject", "subjectPublicKeyInfo")
+    return {name: content for name, (_, content) in zip(names, fields, strict=False)}
 
 
 def _read(path: str, name: str) -> bytes:

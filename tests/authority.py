@@ -7,9 +7,11 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+
+Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class Authority:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
-    def sign(self, name: str, *, days: float = 1, password: bytes | None = None) -> Files:
-        """Make a certificate for 127.0.0.1 and `server.test` with a new key, in NAME.pem and NAME.key."""
-        key = ec.generate_private_key(ec.SECP256R1())
+    def sign(self, name: str, *, days: float = 1, password: bytes | None = None, key: Key | None = None) -> Files:
+        """Make a certificate for 127.0.0.1 and `server.test`, a new key if none is given, as NAME.pem and NAME.key."""
+        key = key or ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("server.test")]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         made = _builder(subject, key, days).issuer_name(self._name)
@@ -54,7 +56,7 @@ def serial_of(certificate: str) -> int:
     return x509.load_pem_x509_certificate(certificate.encode()).serial_number
 
 
-def _builder(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: float) -> x509.CertificateBuilder:
+def _builder(name: x509.Name, key: Key, days: float) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(name).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())

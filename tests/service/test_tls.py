@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from authority import Authority, Files, serial_of
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -225,6 +226,19 @@ def test_the_port_for_probes(server: object, capsys: pytest.CaptureFixture[str])
         client.encode("abc")
 
 
+def test_the_port_for_probes_while_draining(started: Callable[..., object], tiny_artifact: Path) -> None:
+    """From SIGTERM on it says NOT_SERVING, and that the process lives; the server still ends in order."""
+    server = started(tiny_artifact, "--health-port", "0", "--drain-delay-s", "2")
+    address = f"127.0.0.1:{server.line.partition('health on port ')[2].split(';')[0]}"
+    server.process.terminate()
+    for _ in range(100):  # the signal is on its way
+        if main(["health", "--address", address]):
+            break
+    assert main(["health", "--address", address, "--service", "attencode.v1.Encoder"]) == 1
+    assert main(["health", "--address", address, "--service", "liveness"]) == 0
+    assert server.process.wait(30) == 0
+
+
 def test_plaintext_in_the_open_is_told(started: Callable[..., object], tiny_artifact: Path) -> None:
     """A server that others can reach without TLS says so in one line of its log; one on loopback does not."""
     for host, told in (("0.0.0.0", 1), ("localhost", 0)):
@@ -266,6 +280,26 @@ def test_files_that_stop_the_start(authority: Authority, stranger: Authority, tm
             Certificates(str(cert), str(key), str(ca)).check()
         assert "secret" not in str(caught.value)
     Certificates(str(good.cert), str(good.key), str(authority.ca)).check()
+
+
+def test_keys_that_grpc_takes(authority: Authority) -> None:
+    """RSA, P-256 and P-384 serve a call of a gRPC client; other keys, which none would take, are refused in words."""
+    for number, key in enumerate((rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1()))):
+        files = authority.sign(f"taken-{number}", key=key)
+        server = grpc.server(ThreadPoolExecutor(1))
+        port = server.add_secure_port("127.0.0.1:0", Certificates(str(files.cert), str(files.key)).credentials())
+        server.start()
+        with (
+            Client(f"127.0.0.1:{port}", tls=Tls(authority.ca)) as client,
+            pytest.raises(attencode.RemoteError) as caught,
+        ):
+            client.get_model()
+        assert caught.value.code == grpc.StatusCode.UNIMPLEMENTED  # it was reached, and knows no method
+        server.stop(None).wait()
+    for number, key in enumerate((ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP521R1()))):
+        files = authority.sign(f"refused-{number}", key=key)
+        with pytest.raises(ConfigError, match="must be RSA, or ECDSA on P-256 or P-384"):
+            Certificates(str(files.cert), str(files.key)).check()
 
 
 def test_a_wrong_key_stops_the_command(
