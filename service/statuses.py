@@ -106,7 +106,7 @@ class Callee:
             )
         if _UNCONNECTED.search(message.lower()):
             if told := self._unsecured(message):
-                return f"no TLS connection to {self.address!r}: {told} (gRPC says: {message})"
+                return f"no connection to {self.address!r}: {told} (gRPC says: {message})"
             return (
                 f"no server answers at {self.address!r}; start one there, or give another address "
                 f"(gRPC says: {message})"
