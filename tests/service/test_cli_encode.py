@@ -113,7 +113,7 @@ def test_the_first_contact_is_waited_for(
     assert main(words(f"127.0.0.1:{port}", source, output, "--retry-for", "90")) == 0
     late.join()
     waiting, done = capsys.readouterr().err.splitlines()
-    assert re.search("no server answers: .*; asking again for up to 90 s$", waiting)
+    assert re.search("no server answers at .*; asking again for up to 90 s$", waiting)
     assert done == "attencode: 10 rows"
 
 

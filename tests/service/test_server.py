@@ -299,5 +299,9 @@ def test_flags_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_is_not_up_yet_is_not_ready() -> None:
     """Its series is there from the start, at 0, so that an alert sees a model that never comes up."""
-    Models(["late"])
+
+    async def made() -> None:
+        Models(["late"])
+
+    asyncio.run(made())
     assert REGISTRY.get_sample_value("attencode_ready", {"model": "late"}) == 0
