@@ -139,9 +139,7 @@ def test_large_unary_answers_are_bounded_together(spawn: Callable[..., Any], min
             time.sleep(0.1)
             assert other.encode("hello").pooled is not None
             most = max(most, private_bytes(server.process.pid))
-        assert (
-            most - before < 1.5 * budget
-        )  # computing one takes some too; uncounted it was three times as much
+        assert most - before < 1.5 * budget  # computing one takes some too; uncounted it was three times as much
         sizes = []
         readers = [threading.Thread(target=lambda call=call: sizes.extend(map(len, call))) for call in calls]
         for reader in readers:
