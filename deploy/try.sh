@@ -55,7 +55,7 @@ install_tools() {
         "${missing[@]}" >/dev/null
 }
 
-# Limits that a sandbox lets us have, no systemd, and a runtime that is there.
+# Limits that any machine allows, no systemd, and a runtime that is there.
 configure_podman() {
     export CONTAINERS_CONF=$work/containers.conf
     cat >"$CONTAINERS_CONF" <<END
