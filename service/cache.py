@@ -19,6 +19,8 @@ from service.artifact import FORMAT_VERSION, Artifact, is_artifact, open_artifac
 from service.config import ServiceConfig
 from service.errors import ArtifactError, ConfigError
 
+_MARKS = ("artifact.json", "config.json", "modules.json")  # one of them is in whatever can be opened or exported
+
 
 def open_models(config: ServiceConfig) -> dict[str, Artifact]:
     """Open every model that the settings name, MODEL first, and export what is no artifact yet.
@@ -46,6 +48,11 @@ def _open_model(config: ServiceConfig, model: str, revision: str | None) -> Arti
         return open_artifact(folder)
     if model.startswith((".", "/", "~")) and not folder.is_dir():
         raise ConfigError(f"{model} is not a folder; give an artifact, a checkpoint's folder or a hub id")
+    if folder.is_dir() and not any((folder / name).is_file() for name in _MARKS):
+        raise ConfigError(
+            f"{model} holds neither an artifact (artifact.json) nor a checkpoint (config.json or modules.json); "
+            "is this the folder, is the volume mounted, has the export ended?"
+        )
     cached = _cached_artifact(config, model, revision)
     try:
         return open_artifact(cached)

@@ -146,16 +146,23 @@ class ServiceConfig(BaseSettings):
             flags = ", ".join(sorted("--" + name.replace("_", "-") for name in given))
             raise ValueError(f"{flags} goes with --ray; add it, or leave {flags} out")
         read_replicas(self.replicas)
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("--tls-cert and --tls-key go together; give both, or neither for plaintext")
-        if self.tls_client_ca and not self.tls_cert:
-            raise ValueError("--tls-client-ca goes with --tls-cert and --tls-key; add them, or leave it out")
+        self._check_tls()
         if self.tracing:
             _check_exporter()
         if self.replica_gpus != "auto" and self.replica_gpus > 1 and self.replica_gpus % 1:
             raise ValueError(f"--replica-gpus must be a whole number, or below 1 to share one, got {self.replica_gpus}")
         self.cache_dir = self.cache_dir.expanduser()
         return self
+
+    def _check_tls(self) -> None:
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):  # an empty one would turn TLS off without a word
+            if name in self.model_fields_set and not getattr(self, name):
+                flag = f"--{name.replace('_', '-')} (or ATTENCODE_{name.upper()})"
+                raise ValueError(f"{flag} is empty; name a PEM file, or leave the setting out")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("--tls-cert and --tls-key go together; give both, or neither for plaintext")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("--tls-client-ca goes with --tls-cert and --tls-key; add them, or leave it out")
 
     def named_models(self) -> list[tuple[str, str]]:
         """List the models, each with the name that it is given; empty for its own."""

@@ -256,7 +256,9 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
         task.cancel()
     for task in ended:
         task.result()
-    _LOG.info("draining: new calls are refused, accepted ones have %.0f s", config.grace_s)
+    warned = f"not ready, says health; new calls are refused in {config.drain_delay_s:g} s, "
+    still = warned if config.drain_delay_s else "new calls are refused, "
+    _LOG.info("draining: %saccepted ones have %.0f s", still, config.grace_s)
     await server.stop()
     _LOG.info("drained")
 

@@ -94,6 +94,7 @@ def test_a_text_that_is_not_utf8(capsys: pytest.CaptureFixture[str]) -> None:
         (["attend", "x", "--layer", "9", "--address", "{address}"], "attention layer 9 does not exist"),
         (["info", "--address", "127.0.0.1:1", "--timeout", "3"], "no server answers"),
         (["serve", "/nowhere/at/all"], "is not a folder"),
+        (["serve", "{tmp}"], "holds neither an artifact (artifact.json) nor a checkpoint"),
         (["serve", "x", "--bogus", "1"], "unrecognized arguments: --bogus"),
         (["serve", "~nobodyatall/x"], "is not a folder"),
         (["export", "/nowhere/at/all", "-o", "{tmp}/out"], "is not a folder"),

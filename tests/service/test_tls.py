@@ -1,6 +1,8 @@
 """TLS between real clients and real servers: who is let in, what is said of it, certificates that change."""
 
 import asyncio
+import contextlib
+import json
 import logging
 import re
 import shutil
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -255,6 +258,38 @@ def test_settings_that_go_together(served: Files, authority: Authority) -> None:
     for flags, words in ((cert, "both, or neither"), (key, "both, or neither"), (ca, "goes with --tls-cert")):
         with pytest.raises(ConfigError, match=words):
             parse_config(["m", *flags])
+
+
+@pytest.mark.parametrize("name", ["TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA"])
+def test_an_empty_setting_turns_nothing_off(served: Files, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A variable that is set to nothing, as a template may leave it, is refused by its name."""
+    flags = {"TLS_CERT": f"--tls-cert={served.cert}", "TLS_KEY": f"--tls-key={served.key}"}
+    monkeypatch.setenv(f"ATTENCODE_{name}", "")
+    with pytest.raises(ConfigError, match=f"ATTENCODE_{name}.* is empty; name a PEM file"):
+        parse_config(["m", *(flag for other, flag in flags.items() if other != name)])
+
+
+def test_a_strangers_words_are_not_logged(
+    spawn_local: Callable[..., Any], tiny_artifact: Path, served: Files, authority: Authority
+) -> None:
+    """A handshake that fails, and the name that its client asks for, leave no line in a log of JSON objects."""
+    flags = ("--tls-cert", str(served.cert), "--tls-key", str(served.key), "--log-format", "json")
+    started = spawn_local(tiny_artifact, *flags, "--tls-client-ca", str(authority.ca))
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.check_hostname = False
+    host, _, port = started.address.rpartition(":")
+    for _ in range(3):
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, int(port)), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname="words-of-a-stranger.example") as spoken,
+        ):
+            spoken.recv(1)
+    assert started.terminate() == 0
+    lines = started.process.stderr.read().splitlines()
+    assert lines
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    assert "stranger" not in "".join(lines)
 
 
 def test_files_that_stop_the_start(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
