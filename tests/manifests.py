@@ -74,7 +74,7 @@ needs_kubectl = pytest.mark.skipif(kubectl() is None, reason="kubectl is missing
 
 
 @cache
-def _rendered(overlay: str, components: tuple[str, ...], image: str) -> list[Document]:
+def _rendered(overlay: str, components: tuple[str, ...], prefix: str, tag: str) -> list[Document]:
     command = kubectl()
     assert command is not None
     with tempfile.TemporaryDirectory() as scratch:
@@ -86,7 +86,9 @@ def _rendered(overlay: str, components: tuple[str, ...], image: str) -> list[Doc
         if components:
             kustomization["components"] = [f"../../components/{component}" for component in components]
         for entry in kustomization.get("images", []):
-            entry["newName"] = image
+            entry["newName"] = prefix + entry["newName"]
+            if tag:
+                entry["newTag"] = tag
         path.write_text(yaml.safe_dump(kustomization))
         done = subprocess.run([command, "kustomize", str(place)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -94,9 +96,9 @@ def _rendered(overlay: str, components: tuple[str, ...], image: str) -> list[Doc
     return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
-def render(overlay: str, components: Sequence[str] = (), image: str = "attencode") -> list[Document]:
-    """Give the documents of an overlay with some components, its images taken from somewhere."""
-    return copy.deepcopy(_rendered(overlay, tuple(components), image))
+def render(overlay: str, components: Sequence[str] = (), prefix: str = "", tag: str = "") -> list[Document]:
+    """Give the documents of an overlay with some components, its images taken from somewhere and of some version."""
+    return copy.deepcopy(_rendered(overlay, tuple(components), prefix, tag))
 
 
 def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:

@@ -93,32 +93,36 @@ def test_all_is_in_one_namespace(overlay: str, components: tuple[str, ...]) -> N
 
 
 @every_combination
-def test_images_have_the_version_and_a_target(overlay: str, components: tuple[str, ...]) -> None:
-    """Each image has a tag, none is `latest`; ours are of this version and of a target that a Dockerfile has."""
+def test_images_have_a_target_and_the_version(overlay: str, components: tuple[str, ...]) -> None:
+    """Each image has a tag, none is `latest`; ours are named after a target that a Dockerfile has, of this version."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     targets = set(re.findall(r"(?m)^FROM .* AS ([a-z]+)$", (ROOT / "Dockerfile").read_text())) | {"loadtest"}
-    for image in images(render(overlay, components)):
+    for _, image in images(render(overlay, components)):
         name, _, tag = image.rpartition(":")
         assert name, image
         assert tag
         assert "latest" not in tag
-        if name == "attencode":
-            number, _, target = tag.partition("-")
-            assert number == version
+        if name.startswith("attencode"):
+            assert tag == version
+            target = name.removeprefix("attencode").removeprefix("-") or "cpu"
             assert target.removesuffix("-gpu") in targets
 
 
 @every_combination
-def test_the_image_name_is_the_one_thing_to_set(overlay: str, components: tuple[str, ...]) -> None:
-    """Another `newName` in an overlay moves all of our images, those of its components too, and nothing else."""
+def test_images_are_moved_and_tagged_apart(overlay: str, components: tuple[str, ...]) -> None:
+    """`newName` and `newTag` of each image in an overlay change all of ours, and give none another's name."""
     before = images(render(overlay, components))
-    after = images(render(overlay, components, image="registry.example/team/attencode"))
-    moved = [re.sub(r"^attencode(?=:)", "registry.example/team/attencode", image) for image in before]
+    after = images(render(overlay, components, prefix="registry.example/team/", tag="9.9"))
+    moved = [
+        (part, re.sub(r"^(attencode[a-z-]*):.*$", r"registry.example/team/\1:9.9", image)) for part, image in before
+    ]
     if overlay == "local":  # its images are loaded into the cluster
         moved = before
     else:
         assert moved != before
     assert after == moved
+    for part, image in before:
+        assert ("attencode-export:" in image) is (part == "export")
 
 
 @every_combination
@@ -165,9 +169,9 @@ def test_the_namespace_admits_only_such_pods() -> None:
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def images(documents: list[Document]) -> list[str]:
-    """List the images of all containers."""
-    found = [container["image"] for pod in pods(documents) for container in pod.containers]
+def images(documents: list[Document]) -> list[tuple[str, str]]:
+    """List the names and images of all containers."""
+    found = [(container["name"], container["image"]) for pod in pods(documents) for container in pod.containers]
     assert found
     return found
 
