@@ -199,18 +199,47 @@ def test_settings_name_their_content() -> None:
     assert not cpu & gpu
 
 
-def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
-    """An overlay of one's own with the README's setting and its patches has the one and what the others leave."""
-    examples = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
-    assert len(examples) == 2
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    place = tmp_path / "deploy" / "overlays" / "mine"
+def examples() -> list[str]:
+    """Give the README's pieces of an overlay of one's own: patches, and a setting, which renders by itself."""
+    found = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+def own(kustomization: str, folder: Path) -> list[Document]:
+    """Give the documents of an overlay of one's own beside the others."""
+    place = folder / "deploy" / "overlays" / "mine"
+    shutil.copytree(DEPLOY, folder / "deploy")
     place.mkdir()
-    (place / "kustomization.yaml").write_text("\n".join(examples))
+    (place / "kustomization.yaml").write_text(kustomization)
     command = kubectl()
     assert command is not None
     rendered = subprocess.run([command, "kustomize", str(place)], check=True, capture_output=True, text=True).stdout
-    documents = list(yaml.safe_load_all(rendered))
+    return list(yaml.safe_load_all(rendered))
+
+
+@every_combination
+@pytest.mark.parametrize("said", ["attencode", "search", None])
+def test_components_follow_the_namespace_of_an_overlay_of_ones_own(
+    overlay: str, components: tuple[str, ...], said: str | None, tmp_path: Path
+) -> None:
+    """What they add lies where the servers do, whichever namespace such an overlay says, or if it says none."""
+    if not components:
+        pytest.skip("no component")
+    mine = yaml.safe_load(examples()[1])
+    assert mine.pop("namespace") == "attencode"
+    mine |= {"namespace": said} if said else {}
+    mine |= {"resources": [f"../{overlay}"], "components": [f"../../components/{name}" for name in components]}
+    if overlay == "kuberay":  # whose settings are in serveConfigV2
+        del mine["configMapGenerator"]
+    for document in own(yaml.safe_dump(mine), tmp_path):
+        where = document["metadata"]["name" if document["kind"] == "Namespace" else "namespace"]
+        assert where == (said or "attencode"), document["metadata"]["name"]
+
+
+def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
+    """An overlay of one's own with the README's setting and its patches has the one and what the others leave."""
+    documents = own("\n".join(examples()), tmp_path)
     settings = next(found["data"] for found in of_kind(documents, "ConfigMap") if "ATTENCODE_MODEL" in found["data"])
     assert settings["ATTENCODE_MAX_QUEUE_SIZE"] == "2048"
     assert settings["ATTENCODE_PORT"] == "50051"
