@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -249,3 +251,54 @@ def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
     assert [mount["name"] for mount in pod.spec["containers"][0]["volumeMounts"]] == ["tmp"]
     policies = {document["metadata"]["name"] for document in of_kind(documents, "NetworkPolicy")}
     assert policies == {"attencode-deny", "attencode-server"}
+
+
+WHOLE = {"scaleTargetRef", "issuerRef", "secretKeyRef", "groups"}
+PLAIN = {"command", "image", "service", "value", "issuerRef", "secretKeyRef", "groups"}
+
+
+def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Give every text of a document with the key under which it stands; labels, which stay, left out."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in {"labels", "matchLabels", "selector"}:
+                yield from strings(inner, key if key in WHOLE else name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components", "left"),
+    [
+        ("cpu", ("autoscaling", "monitoring", "model-claim", "tracing"), set()),
+        ("cpu", ("keda", "tls"), {"scaleTargetRef", "dnsNames", "query"}),
+        ("kuberay", ("gcs-redis", "ray-gpu"), {"serviceAccountName", "redisAddress"}),
+    ],
+)
+def test_the_readme_says_what_keeps_the_old_names(
+    overlay: str, components: tuple[str, ...], left: set[str], tmp_path: Path
+) -> None:
+    """After `namespace` and `namePrefix` the old ones stand only where the README's table says to change them."""
+    names = {
+        document["metadata"]["name"]
+        for document in render(overlay, components)
+        if document["kind"] in {"Deployment", "Service", "ServiceAccount", "PersistentVolumeClaim", "ConfigMap"}
+    }
+    mine = {
+        "namespace": "search",
+        "namePrefix": "team-",
+        "resources": [f"../{overlay}"],
+        "components": [f"../../components/{name}" for name in components],
+    }
+    found = {
+        key
+        for document in own(yaml.safe_dump(mine), tmp_path)
+        for key, text in strings(document.get("spec", {}))
+        if key not in PLAIN and (re.split("[:.]", text)[0] in names or 'namespace="attencode"' in text)
+    }
+    assert found == left
+    for key in left:
+        assert f"`{key}`" in (DEPLOY / "README.md").read_text()
