@@ -224,7 +224,7 @@ configure_podman
 make_client
 kubectl kustomize "$OVERLAY" >"$work/rendered.yaml"
 grace=$(pod grace)
-images=(--image "cpu=localhost/attencode:try-cpu" --image "export=localhost/attencode:try-export")
+images=(--image "attencode=localhost/attencode:try-cpu" --image "attencode-export=localhost/attencode:try-export")
 say base
 choose_base
 say images

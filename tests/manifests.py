@@ -20,16 +20,17 @@ import yaml
 DEPLOY = Path(__file__).parents[1] / "deploy"
 Document = dict[str, Any]
 
-EACH_ALONE = ("autoscaling", "keda", "monitoring", "model-claim", "tls")
+EACH_ALONE = ("autoscaling", "keda", "monitoring", "model-claim", "tls", "tracing")
 COMBINATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((overlay, ()) for overlay in ("cpu", "gpu", "kuberay", "local")),
     *((overlay, (component,)) for overlay in ("cpu", "gpu") for component in EACH_ALONE),
     *((overlay, ("monitoring", "autoscaling", "model-claim")) for overlay in ("cpu", "gpu")),
     *((overlay, ("monitoring", "keda", "model-claim")) for overlay in ("cpu", "gpu")),
-    *((overlay, ("monitoring", "autoscaling", "model-claim", "tls")) for overlay in ("cpu", "gpu")),
+    *((overlay, ("monitoring", "autoscaling", "model-claim", "tls", "tracing")) for overlay in ("cpu", "gpu")),
     ("cpu", ("tls", "model-claim")),  # in the other order too
     ("local", ("monitoring",)),
     ("local", ("tls",)),
+    ("local", ("tracing",)),
     *(("kuberay", (component,)) for component in ("monitoring", "ray-gpu", "gcs-redis")),
     ("kuberay", ("monitoring", "ray-gpu", "gcs-redis")),
     ("loadtest", ()),
@@ -74,7 +75,7 @@ needs_kubectl = pytest.mark.skipif(kubectl() is None, reason="kubectl is missing
 
 
 @cache
-def _rendered(overlay: str, components: tuple[str, ...], image: str) -> list[Document]:
+def _rendered(overlay: str, components: tuple[str, ...], prefix: str, tag: str) -> list[Document]:
     command = kubectl()
     assert command is not None
     with tempfile.TemporaryDirectory() as scratch:
@@ -86,7 +87,9 @@ def _rendered(overlay: str, components: tuple[str, ...], image: str) -> list[Doc
         if components:
             kustomization["components"] = [f"../../components/{component}" for component in components]
         for entry in kustomization.get("images", []):
-            entry["newName"] = image
+            entry["newName"] = prefix + entry["newName"]
+            if tag:
+                entry["newTag"] = tag
         path.write_text(yaml.safe_dump(kustomization))
         done = subprocess.run([command, "kustomize", str(place)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -94,9 +97,9 @@ def _rendered(overlay: str, components: tuple[str, ...], image: str) -> list[Doc
     return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
-def render(overlay: str, components: Sequence[str] = (), image: str = "attencode") -> list[Document]:
-    """Give the documents of an overlay with some components, its images taken from somewhere."""
-    return copy.deepcopy(_rendered(overlay, tuple(components), image))
+def render(overlay: str, components: Sequence[str] = (), prefix: str = "", tag: str = "") -> list[Document]:
+    """Give the documents of an overlay with some components, its images taken from somewhere and of some version."""
+    return copy.deepcopy(_rendered(overlay, tuple(components), prefix, tag))
 
 
 def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:

@@ -1,6 +1,6 @@
 """What `podman` runs of rendered manifests: the Deployment's Pod, or one container of it as flags of `podman run`.
 
-    kubectl kustomize deploy/overlays/cpu | python pod.py pod --image cpu=... --checkpoint FOLDER
+    kubectl kustomize deploy/overlays/cpu | python pod.py pod --image attencode=... --checkpoint FOLDER
     kubectl kustomize deploy/overlays/cpu | python pod.py flags server --volume models=FOLDER
 
 Everything is the manifest's own but what one machine without a cluster cannot have: the names of the images, a
@@ -95,10 +95,10 @@ def pod(rendered: Rendered, images: dict[str, str]) -> list[dict[str, Any]]:
 
 def image_of(container: dict[str, Any], images: dict[str, str]) -> str:
     """Give the local image that stands for a container's."""
-    for ending, image in images.items():
-        if str(container["image"]).endswith(ending):
-            return image
-    raise SystemExit(f"no --image for {container['image']}")
+    name = re.sub(r"(^.*/|[:@].*$)", "", str(container["image"]))
+    if name not in images:
+        raise SystemExit(f"no --image for {container['image']}")
+    return images[name]
 
 
 def flags(rendered: Rendered, name: str, volumes: dict[str, str], images: dict[str, str]) -> list[str]:
@@ -138,7 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("pod", "flags", "probes", "grace"))
     parser.add_argument("container", nargs="?", default="server")
-    parser.add_argument("--image", action="append", default=[], metavar="ENDING=IMAGE")
+    parser.add_argument("--image", action="append", default=[], metavar="NAME=IMAGE")
     parser.add_argument("--volume", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="export this, not what the ConfigMap names")
     parsed = parser.parse_args()

@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -93,32 +95,36 @@ def test_all_is_in_one_namespace(overlay: str, components: tuple[str, ...]) -> N
 
 
 @every_combination
-def test_images_have_the_version_and_a_target(overlay: str, components: tuple[str, ...]) -> None:
-    """Each image has a tag, none is `latest`; ours are of this version and of a target that a Dockerfile has."""
+def test_images_have_a_target_and_the_version(overlay: str, components: tuple[str, ...]) -> None:
+    """Each image has a tag, none is `latest`; ours are named after a target that a Dockerfile has, of this version."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     targets = set(re.findall(r"(?m)^FROM .* AS ([a-z]+)$", (ROOT / "Dockerfile").read_text())) | {"loadtest"}
-    for image in images(render(overlay, components)):
+    for _, image in images(render(overlay, components)):
         name, _, tag = image.rpartition(":")
         assert name, image
         assert tag
         assert "latest" not in tag
-        if name == "attencode":
-            number, _, target = tag.partition("-")
-            assert number == version
+        if name.startswith("attencode"):
+            assert tag == version
+            target = name.removeprefix("attencode").removeprefix("-") or "cpu"
             assert target.removesuffix("-gpu") in targets
 
 
 @every_combination
-def test_the_image_name_is_the_one_thing_to_set(overlay: str, components: tuple[str, ...]) -> None:
-    """Another `newName` in an overlay moves all of our images, those of its components too, and nothing else."""
+def test_images_are_moved_and_tagged_apart(overlay: str, components: tuple[str, ...]) -> None:
+    """`newName` and `newTag` of each image in an overlay change all of ours, and give none another's name."""
     before = images(render(overlay, components))
-    after = images(render(overlay, components, image="registry.example/team/attencode"))
-    moved = [re.sub(r"^attencode(?=:)", "registry.example/team/attencode", image) for image in before]
+    after = images(render(overlay, components, prefix="registry.example/team/", tag="9.9"))
+    moved = [
+        (part, re.sub(r"^(attencode[a-z-]*):.*$", r"registry.example/team/\1:9.9", image)) for part, image in before
+    ]
     if overlay == "local":  # its images are loaded into the cluster
         moved = before
     else:
         assert moved != before
     assert after == moved
+    for part, image in before:
+        assert ("attencode-export:" in image) is (part == "export")
 
 
 @every_combination
@@ -165,9 +171,9 @@ def test_the_namespace_admits_only_such_pods() -> None:
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def images(documents: list[Document]) -> list[str]:
-    """List the images of all containers."""
-    found = [container["image"] for pod in pods(documents) for container in pod.containers]
+def images(documents: list[Document]) -> list[tuple[str, str]]:
+    """List the names and images of all containers."""
+    found = [(container["name"], container["image"]) for pod in pods(documents) for container in pod.containers]
     assert found
     return found
 
@@ -195,18 +201,47 @@ def test_settings_name_their_content() -> None:
     assert not cpu & gpu
 
 
-def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
-    """An overlay of one's own with the README's setting and its patches has the one and what the others leave."""
-    examples = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
-    assert len(examples) == 2
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    place = tmp_path / "deploy" / "overlays" / "mine"
+def examples() -> list[str]:
+    """Give the README's pieces of an overlay of one's own: patches, and a setting, which renders by itself."""
+    found = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+def own(kustomization: str, folder: Path) -> list[Document]:
+    """Give the documents of an overlay of one's own beside the others."""
+    place = folder / "deploy" / "overlays" / "mine"
+    shutil.copytree(DEPLOY, folder / "deploy")
     place.mkdir()
-    (place / "kustomization.yaml").write_text("\n".join(examples))
+    (place / "kustomization.yaml").write_text(kustomization)
     command = kubectl()
     assert command is not None
     rendered = subprocess.run([command, "kustomize", str(place)], check=True, capture_output=True, text=True).stdout
-    documents = list(yaml.safe_load_all(rendered))
+    return list(yaml.safe_load_all(rendered))
+
+
+@every_combination
+@pytest.mark.parametrize("said", ["attencode", "search", None])
+def test_components_follow_the_namespace_of_an_overlay_of_ones_own(
+    overlay: str, components: tuple[str, ...], said: str | None, tmp_path: Path
+) -> None:
+    """What they add lies where the servers do, whichever namespace such an overlay says, or if it says none."""
+    if not components:
+        pytest.skip("no component")
+    mine = yaml.safe_load(examples()[1])
+    assert mine.pop("namespace") == "attencode"
+    mine |= {"namespace": said} if said else {}
+    mine |= {"resources": [f"../{overlay}"], "components": [f"../../components/{name}" for name in components]}
+    if overlay == "kuberay":  # whose settings are in serveConfigV2
+        del mine["configMapGenerator"]
+    for document in own(yaml.safe_dump(mine), tmp_path):
+        where = document["metadata"]["name" if document["kind"] == "Namespace" else "namespace"]
+        assert where == (said or "attencode"), document["metadata"]["name"]
+
+
+def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
+    """An overlay of one's own with the README's setting and its patches has the one and what the others leave."""
+    documents = own("\n".join(examples()), tmp_path)
     settings = next(found["data"] for found in of_kind(documents, "ConfigMap") if "ATTENCODE_MODEL" in found["data"])
     assert settings["ATTENCODE_MAX_QUEUE_SIZE"] == "2048"
     assert settings["ATTENCODE_PORT"] == "50051"
@@ -216,3 +251,54 @@ def test_the_examples_of_the_readme_render(tmp_path: Path) -> None:
     assert [mount["name"] for mount in pod.spec["containers"][0]["volumeMounts"]] == ["tmp"]
     policies = {document["metadata"]["name"] for document in of_kind(documents, "NetworkPolicy")}
     assert policies == {"attencode-deny", "attencode-server"}
+
+
+WHOLE = {"scaleTargetRef", "issuerRef", "secretKeyRef", "groups"}
+PLAIN = {"command", "image", "service", "value", "issuerRef", "secretKeyRef", "groups"}
+
+
+def strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Give every text of a document with the key under which it stands; labels, which stay, left out."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in {"labels", "matchLabels", "selector"}:
+                yield from strings(inner, key if key in WHOLE else name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components", "left"),
+    [
+        ("cpu", ("autoscaling", "monitoring", "model-claim", "tracing"), set()),
+        ("cpu", ("keda", "tls"), {"scaleTargetRef", "dnsNames", "query"}),
+        ("kuberay", ("gcs-redis", "ray-gpu"), {"serviceAccountName", "redisAddress"}),
+    ],
+)
+def test_the_readme_says_what_keeps_the_old_names(
+    overlay: str, components: tuple[str, ...], left: set[str], tmp_path: Path
+) -> None:
+    """After `namespace` and `namePrefix` the old ones stand only where the README's table says to change them."""
+    names = {
+        document["metadata"]["name"]
+        for document in render(overlay, components)
+        if document["kind"] in {"Deployment", "Service", "ServiceAccount", "PersistentVolumeClaim", "ConfigMap"}
+    }
+    mine = {
+        "namespace": "search",
+        "namePrefix": "team-",
+        "resources": [f"../{overlay}"],
+        "components": [f"../../components/{name}" for name in components],
+    }
+    found = {
+        key
+        for document in own(yaml.safe_dump(mine), tmp_path)
+        for key, text in strings(document.get("spec", {}))
+        if key not in PLAIN and (re.split("[:.]", text)[0] in names or 'namespace="attencode"' in text)
+    }
+    assert found == left
+    for key in left:
+        assert f"`{key}`" in (DEPLOY / "README.md").read_text()

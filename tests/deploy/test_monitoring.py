@@ -132,6 +132,15 @@ def test_every_alert_has_its_page(rules: dict[str, Any]) -> None:
         assert alert["annotations"]["runbook_url"] == f"deploy/RUNBOOK.md#{alert['alert'].lower()}"
 
 
+def test_the_runbook_names_panels_that_are_there(shown: list[dict[str, Any]]) -> None:
+    """What it quotes with a capital letter is the whole title of a panel or a row, or Prometheus' page of targets."""
+    text = " ".join((ROOT / "deploy" / "RUNBOOK.md").read_text().split())
+    rows = {panel["title"] for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]}
+    quoted = set(re.findall(r'"([A-Z][^"]*)"', text))
+    assert len(quoted) > 15
+    assert quoted <= rows | {panel["title"] for panel in shown} | {"Panel", "Targets"}
+
+
 def test_every_alert_is_tested_both_ways(rules: dict[str, Any]) -> None:
     """Promtool's tests have a time at which each fires and one at which it does not."""
     tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text())["tests"]

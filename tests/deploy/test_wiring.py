@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from manifests import Document, Pod, every_combination, matches, needs_kubectl, of_kind, only, pods, render
+from manifests import DEPLOY, Document, Pod, every_combination, matches, needs_kubectl, of_kind, only, pods, render
 
 from service.cli import _parser
 from service.config import ServiceConfig, parse_config
@@ -170,6 +170,14 @@ def test_the_server_reads_every_setting(overlay: str, monkeypatch: pytest.Monkey
     assert pod.ports() == {"grpc": config.port, "metrics": config.metrics_port}
     assert config.host == "0.0.0.0"
     assert config.provider == ("cuda" if overlay == "gpu" else "auto")
+
+
+def test_the_arithmetic_is_said_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's arithmetic is a setting of its own, beside the export's, and the table of knobs says the same."""
+    config = read("cpu", monkeypatch)
+    assert "ATTENCODE_PRECISION" in settings_of("cpu")
+    (row,) = re.findall(r"(?m)^\| .*`ATTENCODE_PRECISION`.*$", (DEPLOY / "README.md").read_text())
+    assert f"| `{config.precision}`: bfloat16 where" in row
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "gpu", "local"])
