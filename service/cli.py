@@ -126,24 +126,23 @@ def _parser() -> argparse.ArgumentParser:
     cli_health.add(commands, _DEFAULT_ADDRESS, _seconds)
 
     for command in (encode, attend, view, info):
-        command.add_argument(
-            "--address", type=cli_attend.utf8, default=_DEFAULT_ADDRESS, help=f"the server, {_DEFAULT_ADDRESS} if unset"
-        )
-        command.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
-        command.add_argument("--json", action="store_true", help="print one JSON object")
-        command.add_argument(
-            "--model",
-            type=cli_attend.utf8,
-            default="",
-            metavar="NAME",
-            help="name of a served model; the first if unset",
-        )
-        add_tls_arguments(command)
+        _add_server_arguments(command)
     for command in (encode, attend, view):
         cut = "where a text that is too long is cut; off refuses it; right if unset"
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right", help=cut)
         command.add_argument("--prompt-name", type=cli_attend.utf8, help="prompt of the model; its default if unset")
     return parser
+
+
+def _add_server_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the flags that say which server and model are called, and how."""
+    utf8, address = cli_attend.utf8, _DEFAULT_ADDRESS
+    command.add_argument("--address", type=utf8, default=address, help=f"the server, {address} if unset")
+    command.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="deadline, 30 if unset")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    which = "name of a served model; the first if unset"
+    command.add_argument("--model", type=utf8, default="", metavar="NAME", help=which)
+    add_tls_arguments(command)
 
 
 # ---------------------------------------------------------------- serve and export

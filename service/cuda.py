@@ -77,28 +77,32 @@ class CudaGraph:
             openers: Each opens a session of a graph that has more outputs than the one before.
         """
         self._openers = openers
-        self._sessions: list[Any] = []
+        self._opened: list[tuple[Any, frozenset[str]]] = []  # each with the outputs that it has
         self._lock = Lock()
-        self._session_with(set())
+        self._with(set())
 
     def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """Run a batch: its inputs are copied once, its named outputs come back, nothing else does."""
         plain = [name for name in outputs if name != _STATES]
-        arrays = dict(zip(plain, _run(self._session_with(set(plain)), plain, feeds), strict=True)) if plain else {}
-        if len(plain) < len(outputs):  # the rows of which they are wanted, as a batch of their own
-            rows = feeds[_STATE_ROWS]
-            own = {name: np.arange(len(rows)) if name == _STATE_ROWS else array[rows] for name, array in feeds.items()}
-            (arrays[_STATES],) = _run(self._session_with({_STATES}), [_STATES], own)
-        return [arrays[name] for name in outputs]
+        session, there = self._with(set(plain))
+        if there.issuperset(outputs):
+            return _run(session, outputs, feeds)
+        rows = feeds[_STATE_ROWS]  # of which the states are wanted, as a batch of their own
+        own = {name: np.arange(len(rows)) if name == _STATE_ROWS else array[rows] for name, array in feeds.items()}
+        (states,) = _run(self._with({_STATES})[0], [_STATES], own)
+        arrays = dict(zip(plain, _run(session, plain, feeds), strict=True)) if plain else {}
+        return [states if name == _STATES else arrays[name] for name in outputs]
 
-    def _session_with(self, outputs: set[str]) -> Any:
-        """Give the first session that has these outputs."""
-        with self._lock:
-            for place, opener in enumerate(self._openers):
-                if place == len(self._sessions):
-                    self._sessions.append(opener())
-                if outputs <= {output.name for output in self._sessions[place].get_outputs()}:
-                    return self._sessions[place]
+    def _with(self, outputs: set[str]) -> tuple[Any, frozenset[str]]:
+        """Give the first session that has these outputs, and all that it has; it is opened if it is not yet."""
+        for place, opener in enumerate(self._openers):
+            if place == len(self._opened):
+                with self._lock:
+                    if place == len(self._opened):
+                        session = opener()
+                        self._opened.append((session, frozenset(output.name for output in session.get_outputs())))
+            if self._opened[place][1] >= outputs:
+                return self._opened[place]
         raise ProviderError(f"no graph has the outputs {', '.join(sorted(outputs))}")
 
 
