@@ -50,8 +50,8 @@ _INLINE_TEXT_BYTES = 16_384
 _INLINE_ANSWER_BYTES = 1_000_000
 _INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
 # Of a unary answer's tensors at most at one time: as arrays, as a message, as its bytes, and one tensor on the way from
-# the one to the other; once it is sent, as these bytes and as gRPC's own. With 3, ten unread answers of 57 MB took 321 to
-# 408 MB where 400 were allowed.
+# the one to the other; once it is sent, as these bytes and as gRPC's own. With 3, ten unread answers of 57 MB took 321
+# to 408 MB where 400 were allowed.
 _UNARY_COPIES = 4
 _NO_SPAN = nullcontext()
 
