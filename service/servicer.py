@@ -14,24 +14,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
 
 from service import codec, metrics
-from service.calls import counted, deadline_s
+from service.calls import abort, counted, deadline_s
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
     AnswerTooLarge,
     AttencodeError,
     InvalidRequest,
     Outdated,
-    QueueFull,
     Stalled,
     Unavailable,
-    caller_message,
 )
 from service.outputs import check_answer_size
 from service.pb import encoder_pb2 as pb
@@ -132,7 +126,7 @@ class EncoderServicer:
                 with self._span(method, context):
                     return await counted(method, context, answer(data, context))
             except AttencodeError as error:
-                await _abort(context, error)
+                await abort(context, error)
                 raise
 
         return handle
@@ -246,13 +240,13 @@ class EncoderServicer:
                 for share in shares - {stuck}:
                     share.give_back()
                 metrics.record_stalled()
-                await _abort(context, Stalled(self._limits.stalled_after_s))
+                await abort(context, Stalled(self._limits.stalled_after_s))
         finally:
             metrics.record_stream(-1)
             for share in shares:
                 share.give_back()
         if stopping.is_set():
-            await _abort(context, Unavailable("the server is draining; try another one, or try again"))
+            await abort(context, Unavailable("the server is draining; try another one, or try again"))
 
     async def _send(
         self, answers: AsyncGenerator[tuple[Share, StreamAnswer]], context: Context, shares: set[Share]
@@ -356,24 +350,6 @@ async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe:
     metrics.record_tokenized(served.name, len(sequences), tokens, truncated, seconds)
     note(served.name, served.placement.provider, inputs=len(sequences), tokens=tokens)
     return sequences, seconds
-
-
-async def _abort(context: Context, error: AttencodeError) -> None:
-    """End a call with an error's status, message and, where trying again helps, its delay."""
-    trailing: tuple[tuple[str, str | bytes], ...] = ()
-    if isinstance(error, QueueFull):
-        delay = Duration()
-        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
-        detail = AnyMessage()
-        detail.Pack(RetryInfo(retry_delay=delay))
-        status = Status(code=error.status.value[0], message=caller_message(error), details=[detail])
-        trailing = (
-            ("grpc-status-details-bin", status.SerializeToString()),
-            ("attencode-retry-delay-seconds", f"{error.retry_delay_s:.3f}"),  # the same for plain eyes
-        )
-    elif isinstance(error, AnswerTooLarge) and error.fits_stream:
-        trailing = (("attencode-fits-stream", "1"),)
-    await context.abort(error.status, caller_message(error), trailing)
 
 
 def _text_bytes(request: TokenizeRequest) -> int:

@@ -18,6 +18,7 @@ ALLOWED = {
     "tls": {"pem", "errors"},
     "metrics": set(),
     "memory": set(),
+    "callers": set(),
     "tracing": {"errors"},
     "logs": {"tracing"},
     "tokenization": {"artifact", "request", "errors"},
