@@ -60,6 +60,11 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         metrics.record_request(method, code, time.perf_counter() - started)
 
 
+def turned_away(method: str, error: AttencodeError) -> None:
+    """Count a call that is refused before anything of it is begun, so that it has no time."""
+    metrics.record_turned_away(method, error.status.name, error.reason)
+
+
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
     """End a call with an error's status, message and, where trying again helps, its delay."""
     trailing: tuple[tuple[str, str | bytes], ...] = ()

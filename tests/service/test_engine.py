@@ -181,7 +181,7 @@ def test_not_started() -> None:
 
     async def test() -> None:
         engine = Engine(
-            GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, queue=QueueLimits(10)
+            GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, queue=QueueLimits(10, 1000)
         )
         with pytest.raises(Unavailable, match="starting or draining"):
             await engine.submit([sequence(1)], OUTPUT, None)
