@@ -50,7 +50,7 @@ class DrainRate:
         self._tokens = self._tokens * kept + tokens
         self._seconds = self._seconds * kept + passed_s
 
-    def seconds_for(self, tokens: int) -> float:
+    def seconds_for(self, tokens: float) -> float:
         """Estimate how long so many tokens will take; 0 before anything is known."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
 

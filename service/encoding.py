@@ -32,6 +32,8 @@ _CHARS_AT_ONCE = 4 * 2**20  # that are tokenized beside the loop, at 60 to 120 b
 _DESCRIBED_BYTES = 500  # of one described token's objects
 _DESCRIBED_MESSAGE_BYTES = 64  # of it in an answer
 
+_NO_ROW: Row = {}
+
 Answer = TypeVar("Answer")
 
 
@@ -151,7 +153,7 @@ class Encoding:
             )
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:
-            rows, queue_s, inference_s = [Row() for _ in ready.sequences], 0.0, 0.0
+            rows, queue_s, inference_s = [_NO_ROW] * len(ready.sequences), 0.0, 0.0
 
         def build() -> Answer:
             pooled = selection.pooled(rows)

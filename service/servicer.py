@@ -111,13 +111,13 @@ class EncoderServicer:
     async def _tokenize(self, data: bytes, context: Context, place: Place) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
         del data
-        message = codec.encode_tokenize_result(await self._encoding.tokenize(request, place))
+        message: Message = codec.encode_tokenize_result(await self._encoding.tokenize(request, place))
         share = Share(ByteBudget(self._limits.max_message_bytes), self._unsent, copies=_TOKENIZE_COPIES)
         context.add_done_callback(lambda _context: share.give_back())
         size = message.ByteSize()
         self._check_size(size)
         await share.take(size)
-        return message.SerializeToString()
+        return bytes(message.SerializeToString())
 
     async def _get_model(self, data: bytes, _context: Context, _place: Place) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
