@@ -18,6 +18,7 @@ from service.errors import InvalidRequest, QueueFull
 
 _PATIENCE_S = 2.0
 _PLACES_BYTES = 128 * 2**20
+_LAST_WORD_S = 0.05  # within which gRPC says so, after it has said that there is no message
 
 
 class Readers:
@@ -59,8 +60,8 @@ class Readers:
                 data = await context.read()
         except TimeoutError as error:
             raise QueueFull(
-                f"the request's message was not there within {time.monotonic() - started:.0f} s, and others wait to be "
-                "read; send it faster, or start the server with a smaller --max-request-bytes, which makes more places",
+                f"the request's message was not there within {time.monotonic() - started:.1f} s; send it faster, or "
+                "start the server with a smaller --max-request-bytes, so that more can be read at once",
                 retry_delay_s=self._patience_s,
                 reason="slow_message",
             ) from error
@@ -68,6 +69,7 @@ class Readers:
             del self._reading[place]
             self._freed.set()
         if data is grpc.aio.EOF:
+            await asyncio.sleep(_LAST_WORD_S)  # is ended here if the call was cancelled, or its message too large
             raise InvalidRequest("the call ended without a message; send one request")
         return bytes(data)
 

@@ -24,6 +24,7 @@ class GateRunner:
         self.gate = asyncio.Event()
         self.batches: list[Batch] = []
         self.error: Exception | None = None
+        self.wanted: Callable[[int], bool] = lambda _row: True
 
     async def start(self, wake: Callable[[], None]) -> None:
         pass
@@ -40,6 +41,7 @@ class GateRunner:
         wanted: Callable[[int], bool] = lambda _row: True,
     ) -> BatchResult:
         self.batches.append(batch)
+        self.wanted = wanted
         await self.gate.wait()
         if self.error:
             raise self.error
