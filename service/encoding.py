@@ -1,7 +1,8 @@
 """Encoding: the work of one request, from what is asked to what is answered, whatever way it came.
 
 What holds memory is bounded on the way: texts that are tokenized at once, descriptions of tokens, answers.
-May import: callers, intake, served, stream, threads, outputs, tokenization, reduce, request, metrics, tracing, errors.
+May import: callers, intake, memory, served, stream, threads, outputs, tokenization, reduce, request, metrics, tracing,
+errors.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from service import metrics
 from service.callers import Caller
 from service.errors import DeadlineExceeded, InvalidRequest, Outdated
 from service.intake import Place
+from service.memory import trim
 from service.outputs import Row, Selection, check_answer_size
 from service.reduce import Look
 from service.request import EncodeRequest, EncodeResult, InputResult, Timings, TokenizeRequest, TokenizeResult
@@ -28,7 +30,11 @@ from service.tracing import note, stage
 _INLINE_CHARS = 16_384
 _INLINE_ANSWER_BYTES = 1_000_000
 _INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
-_CHARS_AT_ONCE = 4 * 2**20  # that are tokenized beside the loop, at 60 to 120 bytes each while it lasts
+# Characters that are tokenized beside the loop at once: each takes some 100 bytes while it lasts, 180 with descriptions
+# (measured on one text of 4.2 MB), of which Python's allocator and the tokenizer's keep the larger part.
+_CHARS_AT_ONCE = 4 * 2**20
+_TRIMMED_CHARS = 2**18  # from which that is given back at once; it takes 60 ms after 4 MB, beside the loop
+_TEXT_THREADS = 4  # many inputs are tokenized on every core by one
 _DESCRIBED_BYTES = 500  # of one described token's objects
 _DESCRIBED_MESSAGE_BYTES = 64  # of it in an answer
 
@@ -118,7 +124,7 @@ class Encoding:
         """Store the parts."""
         self._models = models
         self._limits = limits
-        self._texts = Threads("attencode-text", _CHARS_AT_ONCE)
+        self._texts = Threads("attencode-text", _CHARS_AT_ONCE, _TEXT_THREADS)
         self._answers = Threads("attencode-answer", limits.max_answer_bytes)
 
     async def encode(self, call: Call, finish: Callable[[EncodeResult], Answer]) -> Answer:
@@ -206,10 +212,16 @@ class Encoding:
         """Tokenize a request's inputs; returns the sequences and the seconds it took."""
         started = time.perf_counter()
         chars = _chars(request)
+
+        def work() -> list[Sequence]:
+            try:
+                return served.tokenizer.tokenize(request, describe=describe)
+            finally:
+                if chars >= _TRIMMED_CHARS:
+                    trim()
+
         with stage("tokenize"):
-            sequences = await self._texts.run(
-                lambda: served.tokenizer.tokenize(request, describe=describe), chars, when=chars > _INLINE_CHARS
-            )
+            sequences = await self._texts.run(work, chars * (1 + describe), when=chars > _INLINE_CHARS)
         seconds = time.perf_counter() - started
         truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
         tokens = sum(item.length for item in sequences)

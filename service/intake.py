@@ -17,7 +17,7 @@ from service.admission import Door
 from service.errors import InvalidRequest, QueueFull
 
 _PATIENCE_S = 2.0
-_PLACES_BYTES = 128 * 2**20
+_PLACES_BYTES = 64 * 2**20
 _LAST_WORD_S = 0.05  # within which gRPC says so, after it has said that there is no message
 
 
@@ -91,7 +91,7 @@ class Intake:
     """The server's door, and the places behind it."""
 
     def __init__(self, door: Door, max_request_bytes: int, max_deadline_s: float) -> None:
-        """Store the parts; there are places for 128 MiB of messages, at least two."""
+        """Store the parts; there are places for 64 MiB of messages, at least two."""
         self.door = door
         self._readers = Readers(max(2, _PLACES_BYTES // max_request_bytes), max_deadline_s)
 

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from service import codec, metrics
 from service.admission import Door, WorkLimits
 from service.callers import Caller
-from service.calls import abort, counted, deadline_s, turned_away
+from service.calls import abort, bare, counted, deadline_s, turned_away
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.encoding import Call, Encoding, RequestLimits
 from service.errors import (
@@ -89,8 +89,9 @@ class EncoderServicer:
                 with self._span(method, context):
                     return await counted(method, context, answered(context))
             except AttencodeError as error:
-                await abort(context, error)
-                raise
+                refusal = bare(error)
+            await abort(context, refusal)
+            raise refusal
 
         return handle
 

@@ -22,14 +22,15 @@ class Threads:
     Who leaves while it waits leaves nothing behind.
     """
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int, most: int | None = None) -> None:
         """Start with nothing held.
 
         Args:
             name: Of the threads.
             capacity: What may be worked on at once; a larger piece of work passes alone.
+            most: Threads; None for as many as Python finds right.
         """
-        self._executor = ThreadPoolExecutor(thread_name_prefix=name)
+        self._executor = ThreadPoolExecutor(most, thread_name_prefix=name)
         self._budget = ByteBudget(capacity)
 
     async def run(self, work: Callable[[], Answer], amount: int, *, when: bool) -> Answer:

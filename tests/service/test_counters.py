@@ -1,7 +1,6 @@
 """Counters: every request is counted once, by its status, and every refused one by its reason."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -12,18 +11,10 @@ import pytest
 
 from service import metrics
 from service.admission import DrainRate
-from service.artifact import open_artifact
-from service.backend import LocalBackend
-from service.config import ServiceConfig
 from service.pb import encoder_pb2 as pb
-from service.server import Server
+from tests.service.local import ENCODE, STREAM, served
 
-ENCODE, STREAM = "/attencode.v1.Encoder/Encode", "/attencode.v1.Encoder/EncodeStream"
 SETTINGS = {
-    "port": 0,
-    "metrics_port": "none",
-    "provider": "cpu",
-    "precision": "float32",
     "max_queue_delay_ms": 500,  # so long everything waits
     "max_batch_tokens": 4096,
     "max_queue_size": 20,
@@ -127,28 +118,21 @@ def test_the_counters_add_up(tiny_artifact: Path) -> None:
     """Over a mixed load each status was counted as often as clients saw it, each refusal once by a reason."""
 
     async def test() -> None:
-        config = ServiceConfig.model_validate({"model": str(tiny_artifact), **SETTINGS})
-        artifact = open_artifact(tiny_artifact)
-        server = Server(config, LocalBackend(config, {artifact.model_id: artifact}))
-        await server.start()
-        before = counted()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            load = Load(channel)
+        async with served(tiny_artifact, **SETTINGS) as (server, channel):
+            before, load = counted(), Load(channel)
             await refused_calls(load, server._models.find("").engine._admission.drain)
             await other_calls(load)
             server._models.refuse()
             await load.all(load.encode(request("a")), load.encode(request("a")))
-            end_s = time.monotonic() + 10
-            while metrics.REQUESTS_IN_FLIGHT._value.get() and time.monotonic() < end_s:
-                await asyncio.sleep(0.05)
-        codes, reasons = (now - was for now, was in zip(counted(), before, strict=True))
+            for _ in range(200):
+                await asyncio.sleep(0.05 if metrics.REQUESTS_IN_FLIGHT._value.get() else 0)
+            codes, reasons = (now - was for now, was in zip(counted(), before, strict=True))
         assert codes == load.seen
         assert set(reasons) == REASONS | {"not_accepting"}
         assert sum(reasons.values()) == codes["RESOURCE_EXHAUSTED"] + codes["UNAVAILABLE"]
         assert set(codes) == {
             *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
         }
-        await server.stop()
 
     asyncio.run(asyncio.wait_for(test(), 60))
 
