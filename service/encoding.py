@@ -53,7 +53,7 @@ class RequestLimits:
         max_deadline_s: How long it may take, whatever its caller allows.
         max_request_bytes: Bytes of its message.
         max_message_bytes: Bytes of an answer's tensors; on a stream, of any one message.
-        max_answer_bytes: Bytes of a stream's answer, of all unsent large answers, and twice those of all small ones.
+        max_answer_bytes: Bytes of a stream's answer, of all unsent large answers, and half of it of small ones.
         max_stream_requests: Unanswered requests of one stream.
         stalled_after_s: How long each MiB of a stream's message may wait to be read.
     """
