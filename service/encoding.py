@@ -89,15 +89,14 @@ class Call:
     most_bytes: int
     deadline_s: float | None
     started: float
-    _clock_runs: bool = False
+    _end_s: float | None = None
 
     def start_clock(self, most_s: float) -> float:
-        """Give the request so much time from now on, once; gives when it is up."""
-        if self.deadline_s is None or not self._clock_runs:
-            end_s = time.monotonic() + most_s
-            self.deadline_s = end_s if self.deadline_s is None else min(self.deadline_s, end_s)
-            self._clock_runs = True
-        return self.deadline_s
+        """Give the request at most so much time from now on, once; gives when that is up, its caller's time apart."""
+        if self._end_s is None:
+            self._end_s = time.monotonic() + most_s
+            self.deadline_s = self._end_s if self.deadline_s is None else min(self.deadline_s, self._end_s)
+        return self._end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +178,7 @@ class Encoding:
         """Make a request ready for the queue, and hold its answer's bytes.
 
         The server's time for it begins here, where it has its turn: how slowly a stream is read is its reader's affair.
+        When its caller's is up gRPC ends it.
         """
         try:
             async with call.share.turn(), asyncio.timeout_at(call.start_clock(self._limits.max_deadline_s)):

@@ -135,13 +135,13 @@ class Place:
         """
         return self.hold(await self._readers.read(context))
 
-    def hold(self, data: bytes) -> bytes:
-        """Count a message until the request ends, twice: as it came, and as the texts that are read out of it.
+    def hold(self, data: bytes, *, copies: int = 2) -> bytes:
+        """Count a message until the request ends, as often as there are `copies`: as it came, parsed, and its texts.
 
         Raises:
             QueueFull: There is no room for it.
         """
-        self.weigh(2 * len(data))
+        self.weigh(copies * len(data))
         return data
 
     def weigh(self, amount: int) -> None:

@@ -1,4 +1,4 @@
-"""Deadlines of the server's own, what leaves with its caller, and what counts as long as it is there."""
+"""Deadlines and limits of the server's own: what leaves with its caller, what counts as long as it is there."""
 
 import asyncio
 import gc
@@ -122,7 +122,7 @@ def test_items_count(tiny_artifact: Path) -> None:
             door, engine = server._servicer._intake.door, server._models.find("").engine
             answers = [answer async for answer in channel.stream_stream(STREAM)(items())]
             assert (len(answers), door._requests, door._bytes) == (2, 0, 0)
-        assert 10_000 < held[1] < 11_000
+        assert 15_000 < held[1] < 16_000
         assert held[2] - 2 * held[1] >= 5 * 500
 
     run(test)
@@ -171,3 +171,17 @@ def test_refusals_keep_nothing(tiny_artifact: Path) -> None:
         run(test)
     finally:
         gc.enable()
+
+
+def test_too_many_tokens(tiny_artifact: Path) -> None:
+    """A request with more tokens than one may have can never succeed, and says so; one with as many can."""
+
+    async def test() -> None:
+        async with served(tiny_artifact, max_request_tokens=400) as (_, channel):
+            encode = channel.unary_unary(ENCODE)
+            assert await encode(pb.EncodeRequest(inputs=[pb.Input(text="a " * 38)] * 10).SerializeToString())
+            with pytest.raises(grpc.aio.AioRpcError, match="has 440 tokens, more than this server's 400") as caught:
+                await encode(pb.EncodeRequest(inputs=[pb.Input(text="a " * 38)] * 11).SerializeToString())
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    run(test)
