@@ -48,6 +48,8 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         raise
     except AttencodeError as error:
         code = error.status.name
+        if error.reason:
+            metrics.record_refused(error.reason)
         raise
     except Exception as error:
         fault = InternalFault()

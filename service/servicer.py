@@ -1,8 +1,8 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), calls, codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
-errors, grpc.
+May import: pb (through codec), callers, calls, codec, chunks, served, stream, outputs, tokenization, metrics, tracing,
+request, errors, grpc.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from service import codec, metrics
+from service.callers import Caller
 from service.calls import abort, counted, deadline_s
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
@@ -78,7 +79,7 @@ class _Call:
 
     Attributes:
         request: What is asked.
-        origin: The address that it came from.
+        caller: Whose it is.
         deadline_s: On the clock of `time.monotonic`; None for none.
         started: On the same clock.
         share: Holds it back, in its turn, while too many bytes of other answers are unsent.
@@ -86,7 +87,7 @@ class _Call:
     """
 
     request: EncodeRequest
-    origin: str
+    caller: Caller
     deadline_s: float | None
     started: float
     share: Share
@@ -155,7 +156,7 @@ class EncoderServicer:
     ) -> Answer:
         """Answer one parsed request; `finish` turns the result into what is sent."""
         request = codec.decode_encode_request(message)
-        call = _Call(request, context.peer(), deadline_s(context), started, share, most_bytes)
+        call = _Call(request, _caller(context), deadline_s(context), started, share, most_bytes)
         while True:
             served = self._find(call.request)
             try:
@@ -173,7 +174,7 @@ class EncoderServicer:
         request = call.request
         selection = served.select(request.outputs)
         if selection.runs:
-            served.engine.check_room(len(request.inputs), call.deadline_s, call.origin)  # before work is put into it
+            served.engine.check_room(len(request.inputs), call.deadline_s, call.caller)  # before work is put into it
         async with call.share.turn():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
@@ -186,7 +187,7 @@ class EncoderServicer:
             await call.share.take(size)
         if selection.runs:
             encoded = await served.engine.submit(
-                sequences, selection.graph_outputs, call.deadline_s, origin=call.origin, looks=looks
+                sequences, selection.graph_outputs, call.deadline_s, caller=call.caller, looks=looks
             )
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:
@@ -336,6 +337,11 @@ class EncoderServicer:
                 "send several requests, for instance over EncodeStream"
             )
         return served
+
+
+def _caller(context: Context) -> Caller:
+    """Tell whose call it is."""
+    return Caller(context.peer())
 
 
 async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from service.admission import QueueLimits
 from service.batching import Batch, BatchLimits
 from service.engine import Engine
 from service.inference import BatchResult
@@ -45,7 +46,8 @@ def sequence(first: int, length: int = 4) -> Sequence:
 
 async def started(runner: Any, **settings: Any) -> Engine:
     limits = settings.pop("limits", BatchLimits(max_batch_tokens=64))
-    engine = Engine(runner, limits, model="m", pad_token_id=0, **{"max_queue_size": 100, **settings})
+    queue = QueueLimits(**{"max_inputs": 100, **settings})
+    engine = Engine(runner, limits, model="m", pad_token_id=0, queue=queue)
     await engine.start()
     return engine
 

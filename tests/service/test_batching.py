@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from loadtests.simulate import Device, Simulation, bulk, closed, offline_s, small
 from service.batching import BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
+from service.callers import Caller
 from service.tokenization import Sequence
 
 LIMITS = BatchLimits(max_batch_tokens=64, max_batch_size=8)
@@ -97,7 +98,7 @@ def test_batches_keep_every_promise(
     steps = [*steps, ([], 10**6)]
     for arrivals, batches in steps:
         for length, origin in arrivals:
-            items.append(Waiting(len(items), length, 0.0, origin))
+            items.append(Waiting(len(items), length, 0.0, Caller(origin)))
             waiting.add(items[-1])
             since.setdefault(origin, 0)
         if arrivals and len(arrivals) % 5 == 0 and waiting.remove(len(items) - 1):
@@ -113,8 +114,8 @@ def test_batches_keep_every_promise(
             assert sum(longest - limits.padded(row.length) for row in rows) <= max_padding * max_tokens
             assert waiting.take(chosen, limits) == rows
             ended += chosen.numbers
-            left = {item.origin for item in items if item.number not in ended}
-            since = {origin: since.get(origin, 0) + 1 for origin in left} | {row.origin: 0 for row in rows}
+            left = {item.caller.name for item in items if item.number not in ended}
+            since = {origin: since.get(origin, 0) + 1 for origin in left} | {row.caller.name: 0 for row in rows}
             assert max(since.values()) <= most_batches
     assert sorted(ended) == list(range(len(items)))
     assert (len(waiting), waiting.tokens) == (0, 0)
@@ -126,12 +127,12 @@ def test_a_newcomer_waits_for_no_queue(callers: int, backlog: int, length: int) 
     waiting, number = WaitingList(), 0
     for caller in range(callers):
         for _ in range(backlog):
-            waiting.add(Waiting(number, 30, 0.0, f"{caller}"))
+            waiting.add(Waiting(number, 30, 0.0, Caller(f"{caller}")))
             number += 1
     for _ in range(3):
         if isinstance(chosen := plan(waiting, LIMITS, now=1.0), BatchPlan):
             waiting.take(chosen, LIMITS)
-    waiting.add(Waiting(number, length, 0.0, "new"))
+    waiting.add(Waiting(number, length, 0.0, Caller("new")))
     for _ in range(callers + 1):
         chosen = plan(waiting, LIMITS, now=1.0)
         assert isinstance(chosen, BatchPlan)
@@ -145,13 +146,13 @@ def test_callers_that_are_always_new_starve_nobody() -> None:
     """Who never comes twice under one name is no better off for it: a queue goes on beside such callers."""
     waiting = WaitingList()
     for number in range(2000):
-        waiting.add(Waiting(number, 20, 0.0, "bulk"))
+        waiting.add(Waiting(number, 20, 0.0, Caller("bulk")))
     served = 0
     for number in range(2000, 3000):
-        waiting.add(Waiting(number, 50, 0.0, f"new {number}"))  # all that the device can do
+        waiting.add(Waiting(number, 50, 0.0, Caller(f"new {number}")))  # all that the device can do
         chosen = plan(waiting, LIMITS, now=1.0)
         assert isinstance(chosen, BatchPlan)
-        served += sum(item.origin == "bulk" for item in waiting.take(chosen, LIMITS))
+        served += sum(item.caller.name == "bulk" for item in waiting.take(chosen, LIMITS))
         assert len(waiting._gone) < 9 * LIMITS.max_batch_size
     assert served >= 10
 
@@ -160,7 +161,7 @@ def test_callers_who_left_are_forgotten() -> None:
     """Neither those who were served nor those who gave up leave anything behind for good."""
     waiting = WaitingList()
     for number in range(1000):
-        waiting.add(Waiting(number, 20, 0.0, f"{number}"))
+        waiting.add(Waiting(number, 20, 0.0, Caller(f"{number}")))
         if number % 2:
             waiting.remove(number)
         elif isinstance(chosen := plan(waiting, LIMITS, now=1.0), BatchPlan):

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from service.admission import DrainRate, QueueLimits
 from service.batching import BatchLimits
-from service.engine import DrainRate, Engine
+from service.callers import Caller
+from service.engine import Engine
 from service.errors import DeadlineExceeded, InternalFault, QueueFull, Unavailable
 from tests.service.gate import OUTPUT, GateRunner, run, sequence, started
 
@@ -139,7 +141,7 @@ def test_a_full_queue_refuses_with_a_delay() -> None:
 
     async def test() -> None:
         runner = GateRunner()
-        engine = await started(runner, max_queue_size=4)
+        engine = await started(runner, max_inputs=4)
         tasks = [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, None)) for n in range(1, 2)]
         await asyncio.sleep(0.01)
         tasks += [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, None)) for n in range(2, 6)]
@@ -178,7 +180,9 @@ def test_not_started() -> None:
     """Before the start requests are refused as UNAVAILABLE."""
 
     async def test() -> None:
-        engine = Engine(GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, max_queue_size=10)
+        engine = Engine(
+            GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, queue=QueueLimits(10)
+        )
         with pytest.raises(Unavailable, match="starting or draining"):
             await engine.submit([sequence(1)], OUTPUT, None)
 
@@ -191,9 +195,9 @@ def test_a_caller_does_not_wait_for_another_ones_queue() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, None, origin="bulk"))
+        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, None, caller=Caller("bulk")))
         await asyncio.sleep(0.01)
-        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, None, origin="new"))
+        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, None, caller=Caller("new")))
         await asyncio.sleep(0.01)
         runner.gate.set()
         await asyncio.gather(large, new)
@@ -274,9 +278,9 @@ def test_who_cannot_be_served_in_time_is_refused_at_once() -> None:
         runner.gate.set()
         for _ in range(3):
             await engine.submit([sequence(1, 30)], OUTPUT, None)
-        engine._drain = DrainRate()
-        engine._drain.begin(0.0)
-        engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
+        engine._admission.drain = DrainRate()
+        engine._admission.drain.begin(0.0)
+        engine._admission.drain.end(100, 1.0, idle=True)  # 100 tokens a second
         runner.gate.clear()
         held = [asyncio.create_task(engine.submit([sequence(1, 50)] * 4, OUTPUT, None)) for _ in range(4)]
         await asyncio.sleep(0.01)
@@ -296,16 +300,18 @@ def test_another_callers_queue_is_no_reason_to_refuse() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        engine._drain.begin(0.0)
-        engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
-        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, None, origin="bulk"))
+        engine._admission.drain.begin(0.0)
+        engine._admission.drain.end(100, 1.0, idle=True)  # 100 tokens a second
+        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, None, caller=Caller("bulk")))
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull, match="comes before it"):
-            await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 2, origin="bulk")
-        engine.check_room(1, time.monotonic() + 2, "small")
-        small = asyncio.create_task(engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 2, origin="small"))
+            await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 2, caller=Caller("bulk"))
+        engine.check_room(1, time.monotonic() + 2, Caller("small"))
+        small = asyncio.create_task(
+            engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 2, caller=Caller("small"))
+        )
         with pytest.raises(QueueFull, match="comes before it"):  # so many of its own take their time beside bulk's
-            await engine.submit([sequence(3, 50)] * 4, OUTPUT, time.monotonic() + 2, origin="third")
+            await engine.submit([sequence(3, 50)] * 4, OUTPUT, time.monotonic() + 2, caller=Caller("third"))
         runner.gate.set()
         await asyncio.gather(small, bulk)
 
@@ -318,8 +324,8 @@ def test_a_short_deadline_is_no_reason_to_refuse() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        engine._drain.begin(0.0)
-        engine._drain.end(100_000, 1.0, idle=True)
+        engine._admission.drain.begin(0.0)
+        engine._admission.drain.end(100_000, 1.0, idle=True)
         tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None)) for _ in range(2)]
         await asyncio.sleep(0.01)
         tasks.append(asyncio.create_task(engine.submit([sequence(2)], OUTPUT, time.monotonic() + 0.04)))
