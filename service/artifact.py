@@ -99,8 +99,10 @@ class Artifact:
             try:
                 now = _mark((self.folder / name).stat())
             except OSError as error:
-                raise ArtifactError(f"{self.folder / name} was removed under the running server: {error.strerror}; "
-                    "put the artifact back and start the server anew") from error
+                raise ArtifactError(
+                    f"{self.folder / name} was removed under the running server: {error.strerror}; "
+                    "put the artifact back and start the server anew"
+                ) from error
             if now != mark:
                 raise ArtifactError(
                     f"{self.folder / name} was changed or replaced under the running server; start it anew"

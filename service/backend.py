@@ -19,7 +19,6 @@ from service.runner import DeviceThreads, LocalRunner
 from service.served import Models, ServedModel
 from service.session import Session
 
-
 _END_AFTER_S = 10.0  # of a process whose device is gone, where its event loop is blocked or its drain hangs
 
 

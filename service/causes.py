@@ -21,7 +21,8 @@ _MEMORY = re.compile(
 # of a kernel, 802 not initialized, 999 unknown.
 _DEVICE = re.compile(
     r"CUDA (failure|error) (46|100|101|214|220|70[0-9]|71[0-9]|720|802|999)\b|unspecified launch failure"
-    r"|illegal memory access|illegal instruction|device[^.;]{0,30}\b(lost|unavailable|removed|hung)\b|no CUDA-capable device"
+    r"|illegal memory access|illegal instruction|no CUDA-capable device"
+    r"|device[^.;]{0,30}\b(lost|unavailable|removed|hung)\b"
     r"|uncorrectable ECC|NVLink error|(CUBLAS|CUDNN)_STATUS_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)",
     re.IGNORECASE,
 )

@@ -58,7 +58,7 @@ QUEUE_SECONDS = Histogram(
 BATCHES = Counter("attencode_batches_total", "Batches that ended, by outcome.", ("model", "outcome"))
 FAILED_BATCHES = Counter(
     "attencode_batch_faults_total",
-    "Batches that failed, by cause: memory, device, stuck, error; not_finite counts inputs that a model has no answer for.",
+    "Batches that failed, by cause: memory, device, stuck, error; of not_finite, inputs without a finite answer.",
     ("model", "cause"),
 )
 FLOAT32_INPUTS = Counter(

@@ -32,7 +32,7 @@ async def keep(name: str, work: Callable[[], Coroutine[Any, Any, None]], lost: a
         began_s = loop.time()
         try:
             await work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the work is to go on
             crashes = 1 if loop.time() - began_s > _CALM_S else crashes + 1
             metrics.record_crash(name)
             _LOG.critical("%s failed, %d times in a row now", name, crashes, exc_info=error)

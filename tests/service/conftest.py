@@ -174,7 +174,9 @@ def on_cluster(address: str) -> list[str]:
 
 
 @contextmanager
-def spawning(further: list[str], module: tuple[str, ...] = ("service", "serve")) -> Iterator[Callable[..., ServerProcess]]:
+def spawning(
+    further: list[str], module: tuple[str, ...] = ("service", "serve")
+) -> Iterator[Callable[..., ServerProcess]]:
     """Give a function that starts servers with further flags; they end with the block."""
     processes: list[subprocess.Popen[str]] = []
 

@@ -5,8 +5,8 @@
         faults.before = raise_for(POISON, RuntimeError("..."))
         running.client.encode(...)
 
-`Faults.session` is a class that `LocalBackend` takes, or `EncoderReplica.session`; `before` is called with each batch on
-the thread that runs it, and may raise or wait; `after` may change what the model yielded.
+`Faults.session` is a class that `LocalBackend` takes, or `EncoderReplica.session`; `before` is called with each batch
+on the thread that runs it, and may raise or wait; `after` may change what the model yielded.
 """
 
 import asyncio

@@ -119,8 +119,7 @@ def test_a_batch_without_memory_runs_in_halves(running: Running, faults: Faults)
 def test_a_broken_device_takes_the_server_out_of_service(
     running: Running, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of CUDA that a trial batch meets too: the callers of the batch get INTERNAL, later ones UNAVAILABLE, the
-    server is neither ready nor alive, and says so."""
+    """An error of CUDA that a trial batch meets too: INTERNAL, then UNAVAILABLE, neither ready nor alive."""
     running.client.encode("a")
     faults.before = always(LAUNCH)
     with caplog.at_level(logging.CRITICAL), pytest.raises(InternalFault):
@@ -165,9 +164,7 @@ def test_a_device_that_yields_nonsense_is_gone(running: Running, faults: Faults)
     wait_until(lambda: health(running.address) == "NOT_SERVING")
 
 
-def test_a_dead_thread_is_a_lost_device(
-    running: Running, faults: Faults, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dead_thread_is_a_lost_device(running: Running, faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     """What ends the thread that runs batches: its batch is failed, and the server is out of service."""
     hook, threading.excepthook = threading.excepthook, lambda _told: None
     try:
@@ -222,12 +219,10 @@ def test_a_slow_batch_is_not_stuck(tiny_artifact: Path, faults: Faults) -> None:
         assert health(running.address) == "SERVING"
 
 
-def test_errors_of_ours_are_told_too(
-    tiny_artifact: Path, faults: Faults, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_of_ours_are_told_too(tiny_artifact: Path, faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     """A batch that lacks an output, or a plan that fails, leaves no caller waiting for ever."""
     with serving(tiny_artifact, faults.session) as running:
-        faults.after = lambda batch, arrays: {name: arrays[name][:0] for name in arrays}
+        faults.after = lambda _batch, arrays: {name: array[:0] for name, array in arrays.items()}
         with pytest.raises(InternalFault):
             running.client.encode("a")
         faults.after = lambda _batch, arrays: arrays
@@ -243,5 +238,3 @@ def test_errors_of_ours_are_told_too(
         assert "a fault of the plan" in caplog.text
         engine._waiting.take = take  # type: ignore[method-assign]
         assert running.client.encode("a").pooled.shape == (1, 24)
-
-

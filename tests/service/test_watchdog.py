@@ -70,7 +70,9 @@ def test_a_process_with_a_batch_that_hangs_ends(spawn_faulty: Callable[..., Serv
     assert server.process.stderr is not None
     log = server.process.stderr.read()
     last = log.strip().splitlines()[-1]
-    assert last.startswith("attencode: the device is gone: a batch of 1 inputs, 3 tokens each, has run for 2 s and hangs")
+    assert last.startswith(
+        "attencode: the device is gone: a batch of 1 inputs, 3 tokens each, has run for 2 s and hangs"
+    )
     assert "--stuck-after-s" in last
     assert "faulty_server.py" in log  # where each thread was
 
