@@ -64,8 +64,13 @@ class Device:
         else:
             self._failures = 0
 
-    def lose(self, reason: str) -> None:
-        """Say that the device is gone; only the first reason counts."""
+    def lose(self, reason: str, *, at_once: bool = False) -> None:
+        """Say that the device is gone; only the first reason counts.
+
+        Args:
+            reason: Why.
+            at_once: Whether the process cannot end by itself, as its event loop is blocked.
+        """
         with self._lock:
             if self.gone:
                 return
@@ -76,7 +81,7 @@ class Device:
             listener(reason)
         if self._end is None:
             return
-        if not self._end_after_s:
+        if at_once or not self._end_after_s:
             self._end(f"the device is gone: {reason}")
             return
         timer = Timer(self._end_after_s, self._end, [f"the device is gone: {reason}"])

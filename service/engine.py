@@ -318,8 +318,8 @@ class Engine:
         """Give each job its rows; a job that has all of them is done."""
         if result.again:
             metrics.record_float32(self._model, result.again)
-        for error, rows in _by_error(result.failed).items():
-            self._fail([taken[row] for row in rows], error)
+        for error, failed in _by_error(result.failed).items():
+            self._fail([taken[row] for row in failed], error)
         for row, (job, place) in enumerate(taken):
             if row in result.failed:
                 continue

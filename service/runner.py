@@ -224,7 +224,9 @@ class DeviceThreads:
         if future is not None:
             _tell(future, StuckError(reason))
         show_threads()
-        self.device.lose(f"{reason}; batches that honestly take longer want a higher --stuck-after-s")
+        self.device.lose(
+            f"{reason}; batches that honestly take longer want a higher --stuck-after-s", at_once=future is None
+        )
 
 
 class LocalRunner:

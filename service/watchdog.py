@@ -65,5 +65,6 @@ class Watchdog:
             self._lived_s += min(now - before, 2 * self._tick_s)
             before = now
             for number, work in self._works.copy().items():
-                if self._lived_s - work.since_s > self.stuck_after_s and self._works.pop(number, None):
+                late = self._lived_s - work.since_s > self.stuck_after_s
+                if late and self._works.pop(number, None) is not None:  # it may just have ended
                     work.stuck()

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import safetensors.numpy
 
-from attencode import EncodeRequest, InternalFault, Outputs, Pooled, TokenIdsInput, encode_request
+from attencode import EncodeRequest, InternalFault, TokenIdsInput, encode_request
 from service.artifact import CUDA_GRAPH, CUDA_POOLED_GRAPH, open_artifact
 from service.batching import Batch
 from service.cuda import CudaGraph
@@ -125,12 +125,11 @@ def test_where_float32_cannot_be_had_the_rows_fail_alone(folder: Path) -> None:
 
 
 def ids(numbers: list[int], **outputs: Any) -> EncodeRequest:
-    return EncodeRequest([TokenIdsInput(numbers)], Outputs(pooled=Pooled(), **outputs))
+    return encode_request(TokenIdsInput(numbers), **outputs)
 
 
 def test_no_caller_ever_gets_nan(folder: Path) -> None:
     """Of a batch with such inputs their callers get INTERNAL, whatever they ask for; the others' answers are right."""
-    assert encode_request
     with serving(folder, Faults().session, max_queue_delay_ms=50) as running:
         client = running.client
         expected = client.encode_stream([ids([2, 7, 8, 3])])
