@@ -60,6 +60,18 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         metrics.record_request(method, code, time.perf_counter() - started)
 
 
+async def veiled(method: str, context: grpc.aio.ServicerContext, life: Awaitable[None]) -> None:
+    """Await the life of a stream; a fault of ours ends it with INTERNAL and an id, where gRPC would show its words."""
+    try:
+        await life
+    except (grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError, grpc.RpcError):
+        raise  # gRPC's own, of a call that has its status, or that has ended
+    except Exception as error:  # noqa: BLE001 - the caller is told, the log has it
+        fault = InternalFault()
+        _LOG.error("%s failed (%s)", method, fault.id, exc_info=error, extra={"error_id": fault.id})
+        await abort(context, fault)
+
+
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
     """End a call with an error's status, message and, where trying again helps, its delay."""
     trailing: tuple[tuple[str, str | bytes], ...] = ()

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 from prometheus_client import REGISTRY
 
-from attencode import Client, InternalFault, Unavailable
+from attencode import Client, InternalFault, Unavailable, encode_request
 from service.batching import Batch
 from service.errors import DeviceLost
 from tests.conftest import VOCABULARY
@@ -238,3 +238,22 @@ def test_errors_of_ours_are_told_too(tiny_artifact: Path, faults: Faults, caplog
         assert "a fault of the plan" in caplog.text
         engine._waiting.take = take  # type: ignore[method-assign]
         assert running.client.encode("a").pooled.shape == (1, 24)
+
+
+def test_a_stream_shows_no_words_of_a_fault(
+    tiny_artifact: Path, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fails in a stream outside its items is INTERNAL with an id in the log, and nothing more."""
+    with serving(tiny_artifact, faults.session) as running:
+        servicer = running.server._servicer
+
+        async def broken(*_arguments: object) -> None:
+            raise KeyError("a secret of ours")
+
+        servicer._send = broken  # type: ignore[method-assign,assignment]
+        with pytest.raises(InternalFault) as caught:
+            list(running.client.encode_stream([encode_request("a")]))
+        (told,) = re.findall(r"internal error (\w+);", str(caught.value))
+        assert told in caplog.text
+        assert "a secret" not in str(caught.value)
+        assert "a secret" in caplog.text
