@@ -133,6 +133,19 @@ def test_a_replaced_artifact_mixes_with_nothing(folder: Path, make_bert: object,
         np.testing.assert_array_equal(running.client.encode("a b c").pooled, before)
 
 
+def test_weights_of_a_replaced_artifact_are_not_mapped(folder: Path, make_bert: object) -> None:
+    """A layer that was looked at before is looked at as ever; another one would come from other weights."""
+    from model.export import export
+
+    with serving(folder, Faults().session) as running:
+        before = running.client.encode("a b c", attention=[0]).results[0].attention
+        export(str(make_bert(intermediate_size=44)), folder, report=lambda _line: None)  # type: ignore[operator]
+        with pytest.raises(InternalFault):
+            running.client.encode("a b c", attention=[1])
+        again = running.client.encode("a b c", attention=[0]).results[0].attention
+        np.testing.assert_array_equal(again, before)
+
+
 def test_a_removed_artifact_is_no_matter(folder: Path) -> None:
     """What a running server has loaded it keeps; what it would have to load is refused, and does not bring it down."""
     with serving(folder, Faults().session) as running:

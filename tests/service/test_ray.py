@@ -21,7 +21,8 @@ from ray import serve as ray_serve  # noqa: E402
 from service.artifact import open_artifact  # noqa: E402
 from service.attention import Attention, QueryKeyVectors  # noqa: E402
 from service.batching import Batch  # noqa: E402
-from service.cluster import deploy, undeploy  # noqa: E402
+from service.cluster import deploy, encoder_settings, undeploy  # noqa: E402
+from service.config import ServiceConfig  # noqa: E402
 from service.errors import ConfigError  # noqa: E402
 from service.fleet import answer_bytes  # noqa: E402
 from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
@@ -184,6 +185,12 @@ def test_large_tensors_cross(ray_cluster: str, gateway_of: Callable[..., str], m
             np.testing.assert_allclose(item.attention, alone.attention, atol=1e-5)
             np.testing.assert_allclose(item.hidden_states, alone.hidden_states, atol=1e-4)
     ray_serve.delete(application_name("large"))
+
+
+def test_replicas_take_the_server_s_patience(tiny_artifact: Path) -> None:
+    """How long a batch may run is a setting of the server that its replicas get."""
+    config = ServiceConfig.model_validate({"model": str(tiny_artifact), "ray": True, "stuck_after_s": 7})
+    assert encoder_settings(config, open_artifact(tiny_artifact), 1).stuck_after_s == 7
 
 
 def test_answers_are_counted_as_they_come(tiny_artifact: Path) -> None:
