@@ -22,7 +22,7 @@ CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
 _CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask", "state_rows"}
-_NOT_DESCRIBED = ("folder", "digest", "optional_files", "marks")
+_NOT_DESCRIBED = ("folder", "digest", "optional_files", "marks", "digests")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
 
 
@@ -56,7 +56,8 @@ class Artifact:
         sentence_size: Width of the model's own pooled vectors.
         pool_prompt: Whether a prompt's tokens are pooled with the text's.
         optional_files: Names of the files beyond those that every artifact has.
-        marks: Of each verified file its inode, size and time of change: what tells that it is still the same.
+        marks: Of each verified file what tells that it is still the same.
+        digests: Of each of them its sha256.
     """
 
     folder: Path
@@ -84,6 +85,7 @@ class Artifact:
     pool_prompt: bool
     optional_files: frozenset[str] = frozenset()
     marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def pooled_size(self, pooling: str) -> int:
         """Give the width of one pooling's vectors."""
@@ -97,7 +99,7 @@ class Artifact:
         """
         for name, mark in self.marks.items():
             try:
-                now = _mark((self.folder / name).stat())
+                now = mark_of((self.folder / name).stat())
             except OSError as error:
                 raise ArtifactError(
                     f"{self.folder / name} was removed under the running server: {error.strerror}; "
@@ -121,7 +123,8 @@ def open_artifact(folder: Path) -> Artifact:
         ArtifactError: The folder is no artifact, of another format, or not as it was written.
     """
     artifact, files = _read_description(folder)
-    return replace(artifact, marks=_verify_files(folder, files))
+    marks = _verify_files(folder, files)
+    return replace(artifact, marks=marks, digests={name: files[name]["sha256"] for name in marks})
 
 
 def open_description(folder: Path) -> Artifact:
@@ -205,7 +208,8 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
-def _mark(stat: os.stat_result) -> tuple[int, ...]:
+def mark_of(stat: os.stat_result) -> tuple[int, ...]:
+    """Give what tells a file from another one, and from itself after it was written: device, inode, size, time."""
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
@@ -224,7 +228,7 @@ def _verify_files(folder: Path, files: Any) -> dict[str, tuple[int, ...]]:
             raise ArtifactError(f"{folder / ARTIFACT_FILE} names {name!r}, which is not a file of this folder")
         try:
             with path.open("rb") as file:
-                marks[name] = _mark(os.fstat(file.fileno()))
+                marks[name] = mark_of(os.fstat(file.fileno()))
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}; export the model again") from error

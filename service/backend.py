@@ -1,7 +1,7 @@
 """Backend: where the models run. Brings them up, keeps the server told of them, takes them down.
 
 `LocalBackend` runs them in this process; `service.fleet.RayBackend` on Ray Serve's replicas.
-May import: metrics, served, runner, device, session, placement, artifact, config, errors.
+May import: metrics, served, runner, device, integrity, session, supervision, placement, artifact, config, errors.
 """
 
 import asyncio
@@ -14,10 +14,12 @@ from service.artifact import Artifact
 from service.config import ServiceConfig
 from service.device import Device
 from service.errors import DeviceLost
+from service.integrity import watch
 from service.placement import choose_placement, streams_for, usable_cores
 from service.runner import DeviceThreads, LocalRunner
 from service.served import Models, ServedModel
 from service.session import Session
+from service.supervision import keep
 
 _END_AFTER_S = 10.0  # of a process whose device is gone, where its event loop is blocked or its drain hangs
 
@@ -73,6 +75,7 @@ class LocalBackend:
         streams = streams_for(self._placement.provider, threads) if config.streams == "auto" else config.streams
         health = Device(end, _END_AFTER_S)
         self._device = device = DeviceThreads(streams, health, stuck_after_s=config.stuck_after_s)
+        self._watch: asyncio.Task[None] | None = None
         self._served = []
         for name, artifact in artifacts.items():
             placement = placements[name]
@@ -94,10 +97,14 @@ class LocalBackend:
             metrics.record_compute_streams(served.name, self._device.streams)
             models.set_ready(served.name, ready=True)
         loop = asyncio.get_running_loop()
+        artifacts = [served.artifact for served in self._served]
+        self._watch = loop.create_task(keep("artifact", lambda: watch(artifacts, models.lose), models.lost))
         self._device.device.listen(lambda reason: _tell(loop, models, reason))
 
     async def stop(self) -> None:
         """Wait for running batches and end the threads."""
+        if self._watch is not None:
+            self._watch.cancel()
         for served in self._served:
             await served.engine.stop()
 

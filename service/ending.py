@@ -12,11 +12,11 @@ from typing import NoReturn
 
 from service.errors import ClusterLost, Lost
 
-DEVICE_STATUS = 3
-"""Exit status of a process whose device is gone, or has a batch that does not end."""
+LOST_STATUS = 3
+"""Exit status of a process whose models are gone for good: no device, a batch that does not end, other weights."""
 
 
-def end_now(reason: str, status: int = DEVICE_STATUS) -> NoReturn:
+def end_now(reason: str, status: int = LOST_STATUS) -> NoReturn:
     """End the process at once, with a last line that says why.
 
     A thread that hangs inside the device's driver can neither be stopped nor waited for, and the interpreter's orderly
@@ -51,4 +51,4 @@ async def end_when_lost(life: Awaitable[None]) -> None:
     try:
         await life
     except Lost as error:
-        end_now(str(error), 1 if isinstance(error, ClusterLost) else DEVICE_STATUS)
+        end_now(str(error), 1 if isinstance(error, ClusterLost) else LOST_STATUS)

@@ -11,6 +11,7 @@
     │   └── Lost                                the models are gone for good; the process ends
     │       ├── ClusterLost                     Ray is gone
     │       ├── DeviceLost                      what computes is gone, or hangs
+    │       ├── ArtifactChanged                 its files were written into
     │       └── TaskLost                        a part of the server cannot be kept up
     ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
     ├── NotWritten         (no status)          a file that a command shall make; also an OSError
@@ -120,6 +121,10 @@ class ClusterLost(Lost):
 
 class DeviceLost(Lost):
     """Report that the device does not compute any more, or that a batch on it does not end."""
+
+
+class ArtifactChanged(Lost):
+    """Report that a file that is mapped into memory was written into."""
 
 
 class TaskLost(Lost):

@@ -17,7 +17,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _CODES = ("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 FAULTS = ("memory", "device", "stuck", "error", "not_finite")
-TASKS = ("health", "pulse", "batch", "event loop", "thread")
+TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")
 

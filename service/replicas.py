@@ -2,7 +2,7 @@
 
 `encoder` builds a model's application from plain settings, for `serve run` and `serve deploy`, for
 `attencode serve --ray` and for `attencode deploy` alike. This module is imported inside Ray's processes.
-May import: artifact, batching, config, device, ending, runner, scaling, session, placement, ray, pydantic.
+May import: artifact, batching, config, device, ending, integrity, runner, scaling, session, placement, ray, pydantic.
 """
 
 import socket
@@ -26,6 +26,7 @@ from service.batching import Batch
 from service.config import read_replicas
 from service.device import Device
 from service.ending import end_now
+from service.integrity import Integrity
 from service.placement import Placement, choose_placement, streams_for
 from service.runner import DeviceThreads
 from service.scaling import ReplicaLoad
@@ -166,6 +167,7 @@ class EncoderReplica:
         """
         self._settings = settings
         self._artifact: Artifact = open_artifact(Path(settings.artifact))
+        self._integrity = Integrity(self._artifact)
         self._placement = choose_placement(settings.provider, settings.precision, self._artifact)
         self._cores = max(1, int(settings.replica_cpus))
         streams = settings.streams
@@ -224,9 +226,11 @@ class EncoderReplica:
         """Run a tiny batch on the device; Serve replaces the replica where that fails, or takes too long.
 
         Raises:
+            ArtifactChanged: A file of the artifact was written into.
             ProviderError: It computes NaN or infinity.
             DeviceLost: It is gone.
         """
+        self._integrity.check()
         result = await self._threads.run(self._session, self._session.trial(1, 2))
         self._session.check(result.arrays)
 

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from service import metrics
 from service.backend import Backend
 from service.config import ServiceConfig
-from service.errors import ConfigError, DeviceLost, TaskLost
+from service.errors import ClusterLost, ConfigError, Lost
 from service.logs import line
 from service.memory import Memory
 from service.served import Models
@@ -272,7 +272,9 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
     ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
-    if lost := [error for task in ended if isinstance(error := task.exception(), DeviceLost | TaskLost)]:
+    if lost := [
+        error for task in ended if isinstance(error := task.exception(), Lost) and not isinstance(error, ClusterLost)
+    ]:
         await server.stop()
         raise lost[0]
     for task in ended:

@@ -37,6 +37,7 @@ ALLOWED = {
     "watchdog": set(),
     "device": {"causes"},
     "ending": {"errors"},
+    "integrity": {"artifact", "errors"},
     "supervision": {"metrics", "errors"},
     "runner": {"batching", "device", "ending", "inference", "session", "watchdog", "request", "errors"},
     "engine": {
@@ -84,11 +85,23 @@ ALLOWED = {
         "errors",
     },
     "backend": {
-        *("artifact", "config", "device", "errors", "metrics", "placement", "runner", "served", "session"),
+        *("artifact", "config", "device", "errors", "integrity", "metrics", "placement", "runner", "served", "session"),
+        "supervision",
     },
     "cache": {"artifact", "config", "errors"},
     "scaling": set(),
-    "replicas": {"artifact", "batching", "config", "device", "ending", "placement", "runner", "scaling", "session"},
+    "replicas": {
+        "artifact",
+        "batching",
+        "config",
+        "device",
+        "ending",
+        "integrity",
+        "placement",
+        "runner",
+        "scaling",
+        "session",
+    },
     "fleet": {
         "artifact",
         "batching",

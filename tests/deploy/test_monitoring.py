@@ -41,7 +41,7 @@ LABELS = {
     "reason": {"not_accepting", "queue_full", "deadline", "died", "hung", "other_version"},
     "outcome": {"ok", "error"},
     "cause": {"memory", "device", "stuck", "error", "not_finite"},
-    "task": {"health", "pulse", "fleet", "batch", "event loop", "thread"},
+    "task": {"health", "pulse", "artifact", "fleet", "batch", "event loop", "thread"},
     "stage": {"tokenize", "queue", "inference", "other"},
     "model": {"tiny"},
 }

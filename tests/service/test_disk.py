@@ -6,15 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attencode import InternalFault
+from attencode import InternalFault, Unavailable
+from service import integrity
 from service.artifact import open_artifact
-from service.errors import ArtifactError
+from service.errors import ArtifactChanged, ArtifactError
 from tests.service.conftest import ROOT
 from tests.service.faulty import Faults, serving
 
@@ -158,6 +160,29 @@ def test_a_removed_artifact_is_no_matter(folder: Path) -> None:
         with pytest.raises(InternalFault):
             running.client.encode("a b c", attention=[1])
         np.testing.assert_array_equal(running.client.encode("a b c").pooled, before)
+
+
+def test_an_artifact_that_is_written_into_is_served_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other bytes in the file that is mapped end the server; a new time of the same bytes, or another file, do not."""
+    monkeypatch.setattr(integrity, "_PERIOD_S", 0.05)
+    content = bytearray((folder / "weights.bin").read_bytes())
+    with serving(folder, Faults().session) as running:
+        (folder / "weights.bin").touch()
+        (folder / "encode.onnx").unlink()
+        shutil.copy(folder / "attention.onnx", folder / "copy")
+        (folder / "copy").replace(folder / "tokenizer.json")
+        time.sleep(0.3)
+        assert running.client.encode("a b c").pooled.shape == (1, 24)
+        content[len(content) // 2] ^= 1
+        with (folder / "weights.bin").open("r+b") as file:
+            file.write(content)
+        with pytest.raises(ArtifactChanged, match=r"weights\.bin was written into while it was served"):
+            running.call(running.server.lost())
+        with pytest.raises(Unavailable):
+            running.client.encode("a b c")
+    assert not caplog.text.count("failed")
 
 
 def test_a_change_between_check_and_load_is_noticed(folder: Path) -> None:
