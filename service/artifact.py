@@ -20,7 +20,8 @@ WEIGHTS_FILE = "weights.bin"
 _FILES = {"encode.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
-_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
+CUDA_WEIGHTS = "weights.cuda.bin"
+_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, CUDA_WEIGHTS}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask", "state_rows"}
 _NOT_DESCRIBED = ("folder", "digest", "optional_files", "marks", "digests")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
@@ -91,13 +92,13 @@ class Artifact:
         """Give the width of one pooling's vectors."""
         return self.sentence_size if pooling == "sentence" else self.hidden_size
 
-    def check_unchanged(self) -> None:
-        """Do nothing while the files are those that were verified; to be asked before and after one is opened.
+    def check_unchanged(self, *names: str) -> None:
+        """Do nothing while some files are those that were verified; to be asked once they are opened.
 
         Raises:
             ArtifactError: One was changed, replaced or removed since.
         """
-        for name, mark in self.marks.items():
+        for name in self.marks.keys() & set(names):
             try:
                 now = mark_of((self.folder / name).stat())
             except OSError as error:
@@ -105,7 +106,7 @@ class Artifact:
                     f"{self.folder / name} was removed under the running server: {error.strerror}; "
                     "put the artifact back and start the server anew"
                 ) from error
-            if now != mark:
+            if now != self.marks[name]:
                 raise ArtifactError(
                     f"{self.folder / name} was changed or replaced under the running server; start it anew"
                 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.artifact import CUDA_GRAPH, CUDA_POOLED_GRAPH, Artifact
+from service.artifact import CUDA_GRAPH, CUDA_POOLED_GRAPH, CUDA_WEIGHTS, WEIGHTS_FILE, Artifact
 from service.errors import ProviderError
 
 PRECISIONS = ("float32", "float16")
@@ -155,5 +155,5 @@ def _session(artifact: Artifact, name: str, precision: str, options: Any) -> Any
     )
     if "CUDAExecutionProvider" not in session.get_providers():
         raise ProviderError("cuda was chosen, but ONNX Runtime could not start it; see its message above")
-    artifact.check_unchanged()  # some are opened late
+    artifact.check_unchanged(name, CUDA_WEIGHTS if precision == "float16" else WEIGHTS_FILE)  # some are opened late
     return session

@@ -172,7 +172,7 @@ class Session:
                 name: np.memmap(path, np.float32, "r", place["offset"], tuple(place["shape"]))
                 for name, place in self.artifact.attention_weights[layer].items()
             }
-            self.artifact.check_unchanged()
+            self.artifact.check_unchanged(WEIGHTS_FILE)
             self._mapped[layer] = mapped
         return self._mapped[layer]
 
@@ -180,7 +180,7 @@ class Session:
         with self._lock:
             if (graph, streams) not in self._sessions:
                 session = self._create(graph, streams)
-                self.artifact.check_unchanged()  # what was opened is what was verified
+                self.artifact.check_unchanged(f"{graph}.onnx", WEIGHTS_FILE)  # what was opened is what was verified
                 self._sessions[graph, streams] = session
             return self._sessions[graph, streams]
 
