@@ -272,12 +272,13 @@ def _fill(waiting: WaitingList, anchor: Waiting, limits: BatchLimits) -> tuple[i
     shared = waiting.callers > 1
     reach = min(limits.max_batch_size, limits.max_batch_tokens // anchor.length) + _PASSED_ROWS
     shorter, longer = waiting.near(anchor, reach)  # the nearest is the last of both
-    rows, had = deque([anchor.number]), {anchor.caller.name: anchor.length}
+    least = limits.max_batch_tokens / limits.max_batch_size  # of a batch that is full of rows, what each takes
+    rows, had = deque([anchor.number]), {anchor.caller.name: max(anchor.length, least)}
     longest = limits.padded(anchor.length)
     rest = limits.batch_cost_tokens
     while len(rows) < limits.max_batch_size and (len(rows) + 1) * longest <= limits.max_batch_tokens:
         for side in (shorter, longer):
-            while side and shared and _has_its_share(waiting[side[-1][1]], had, share):
+            while side and shared and _has_its_share(waiting[side[-1][1]], had, share, least):
                 side.pop()
         below = longest - limits.padded(shorter[-1][0]) if shorter else inf
         above = (limits.padded(longer[-1][0]) - longest) * len(rows) if longer else inf
@@ -291,16 +292,16 @@ def _fill(waiting: WaitingList, anchor: Waiting, limits: BatchLimits) -> tuple[i
         side.pop()
         longest = width
         name = waiting[number].caller.name
-        had[name] = had.get(name, 0) + length
+        had[name] = had.get(name, 0) + max(length, least)
         rest -= pads
         rows.append(number) if side is longer else rows.appendleft(number)
     return tuple(rows)
 
 
-def _has_its_share(item: Waiting, had: Mapping[str, int], share: float) -> bool:
+def _has_its_share(item: Waiting, had: Mapping[str, float], share: float, least: float) -> bool:
     """Tell whether a sequence would give its caller more of the batch than its share; one row it may have always."""
     before = had.get(item.caller.name, 0)
-    return before > 0 and before + item.length > share * item.caller.weight
+    return before > 0 and before + max(item.length, least) > share * item.caller.weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,17 @@ async def veiled(method: str, context: grpc.aio.ServicerContext, life: Awaitable
         await abort(context, fault)
 
 
+def turned_away(method: str, error: AttencodeError) -> None:
+    """Count a call that is refused before anything of it is begun, so that it has no time."""
+    metrics.record_turned_away(method, error.status.name, error.reason)
+
+
+def bare(error: AttencodeError) -> AttencodeError:
+    """Take the way that an error came out of it: gRPC holds errors in cycles, and with the way a request's texts."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
     """End a call with an error's status, message and, where trying again helps, its delay."""
     trailing: tuple[tuple[str, str | bytes], ...] = ()

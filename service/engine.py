@@ -243,9 +243,23 @@ class Engine:
                 if planned is not None:
                     self._schedule_pump(planned)
                 break
+            if self._drop_late(planned):
+                continue
             task = asyncio.get_running_loop().create_task(self._run(*self._take(planned)))
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
+
+    def _drop_late(self, planned: BatchPlan) -> bool:
+        """Fail those of a batch whose deadline will have passed before it can be back; tells whether there are some."""
+        tokens = sum(self._waiting[number].length for number in planned.numbers)
+        back_s = time.monotonic() + self._admission.fastest.seconds_for(tokens)
+        jobs = {id(job): job for job in (self._jobs[number][0] for number in planned.numbers)}
+        late = [job for job in jobs.values() if job.deadline_s is not None and job.deadline_s < back_s]
+        for job in late:
+            self._forget(job)
+            if not job.done.done():
+                job.done.set_exception(DeadlineExceeded("the deadline would have passed before the model had run"))
+        return bool(late)
 
     def _is_worth_queueing(self) -> bool:
         """Tell whether one more batch should stand ready, so that the device does not wait for the event loop.
@@ -295,9 +309,15 @@ class Engine:
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
             started = time.monotonic()
             deadline_s = _latest(job.deadline_s for job, _ in taken)
+            wanted = [job.done for job, _ in taken]
             self._alone = self._alone + 1 if self._submitted == self._running == 1 and not len(self._waiting) else 0
             with batch_trace((job.trace for job, _ in taken), batch.input_ids.shape, batch.lengths) as trace:
-                result = await self._runner.run(batch, alone=self._alone > _ALONE_BATCHES, deadline_s=deadline_s)
+                result = await self._runner.run(
+                    batch,
+                    alone=self._alone > _ALONE_BATCHES,
+                    deadline_s=deadline_s,
+                    wanted=lambda row: not wanted[row].done(),
+                )
                 trace.ran(result.inference_s, result.replica, len(result.failed))
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
             metrics.record_batch_ended(self._model, "error")
@@ -308,7 +328,9 @@ class Engine:
             tokens = sum(job.sequences[place].length for job, place in taken)
             self._admission.drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
-        metrics.record_batch_ended(self._model, "ok", result.inference_s, time.monotonic() - started)
+        passed_s = time.monotonic() - started
+        self._admission.fastest.note(batch.input_ids.size, passed_s)
+        metrics.record_batch_ended(self._model, "ok", result.inference_s, passed_s)
         try:
             self._hand_out(taken, batch, result, waited_s)
         except Exception as error:  # noqa: BLE001 - a fault of ours, of which callers must not wait for ever
@@ -316,6 +338,9 @@ class Engine:
 
     def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:
         """Give each job its rows; a job that has all of them is done."""
+        wasted = [job.sequences[place].length for job, place in taken if job.done.done()]
+        if wasted:
+            metrics.record_wasted(self._model, len(wasted), sum(wasted))
         if result.again:
             metrics.record_float32(self._model, result.again)
         for error, failed in _by_error(result.failed).items():

@@ -18,6 +18,10 @@ _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _CODES = ("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 FAULTS = ("memory", "device", "stuck", "error", "not_finite")
 TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
+REASONS = (
+    *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
+    *("streams", "unsent_answers"),
+)
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")
 
@@ -70,6 +74,10 @@ BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", _MODEL, b
 BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", _MODEL, buckets=_TOKENS)
 PAD_TOKENS = Counter("attencode_pad_tokens_total", "Pad tokens that were computed.", _MODEL)
 COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were computed, padding included.", _MODEL)
+WASTED_INPUTS = Counter(
+    "attencode_wasted_inputs_total", "Inputs that were computed for callers who were gone by then.", _MODEL
+)
+WASTED_TOKENS = Counter("attencode_wasted_tokens_total", "Tokens of those inputs.", _MODEL)
 INFERENCE_SECONDS = Histogram(
     "attencode_inference_duration_seconds", "One run of a model on a batch.", ("model",), buckets=_SECONDS
 )
@@ -105,7 +113,7 @@ def prepare_requests(methods: Iterable[str]) -> None:
             _of(REQUESTS, method, code)
     for task in TASKS:
         _of(CRASHES, task)
-    for reason in ("not_accepting", "queue_full", "deadline"):
+    for reason in REASONS:
         _of(REFUSED, reason)
 
 
@@ -116,6 +124,8 @@ def prepare_model(model: str) -> None:
         _of(metric, model)
     for cause in FAULTS:
         _of(FAILED_BATCHES, model, cause)
+    for metric in (WASTED_INPUTS, WASTED_TOKENS):
+        _of(metric, model)
     for outcome in ("ok", "error"):
         _of(BATCHES, model, outcome)
 
@@ -179,6 +189,13 @@ def record_refused(reason: str) -> None:
     _of(REFUSED, reason).inc()
 
 
+def record_turned_away(method: str, code: str, reason: str) -> None:
+    """Count a request that was refused before it was begun, so that it has no time."""
+    _of(REQUESTS, method, code).inc()
+    if reason:
+        _of(REFUSED, reason).inc()
+
+
 def record_stalled() -> None:
     """Count a stream that is ended because nobody reads it."""
     STALLED.inc()
@@ -222,6 +239,12 @@ def record_float32(model: str, inputs: int) -> None:
 def record_crash(task: str) -> None:
     """Count a failure of one of the server's own tasks or threads."""
     _of(CRASHES, task).inc()
+
+
+def record_wasted(model: str, inputs: int, tokens: int) -> None:
+    """Count what was computed for callers who were gone when it came back."""
+    _of(WASTED_INPUTS, model).inc(inputs)
+    _of(WASTED_TOKENS, model).inc(tokens)
 
 
 def record_compute_streams(model: str, count: int) -> None:

@@ -71,7 +71,7 @@ class ServedModel:
             limits,
             model=name,
             pad_token_id=artifact.pad_token_id,
-            queue=QueueLimits(config.max_queue_size),
+            queue=QueueLimits(config.max_queue_size, config.max_queue_tokens),
         )
         self._info = _model_info(config, name, artifact, placement)
 
