@@ -97,7 +97,7 @@ def serving(artifact: Path, session: type[Session], **settings: object) -> Itera
     server = asyncio.run_coroutine_threadsafe(build(), loop).result(60)
     address = f"127.0.0.1:{server.port}"
     try:
-        with Client(address, timeout_s=30, options=[("grpc.enable_retries", 0)]) as client:
+        with Client(address, timeout_s=15, options=[("grpc.enable_retries", 0)]) as client:
             yield Running(server, client, address, loop)
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)

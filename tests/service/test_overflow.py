@@ -132,6 +132,8 @@ def test_no_caller_ever_gets_nan(folder: Path) -> None:
     """Of a batch with such inputs their callers get INTERNAL, whatever they ask for; the others' answers are right."""
     with serving(folder, Faults().session, max_queue_delay_ms=50) as running:
         client = running.client
+        with pytest.raises(InternalFault):
+            client.encode(TokenIdsInput([2, HUGE, 3]))
         expected = client.encode_stream([ids([2, 7, 8, 3])])
         (right,) = [answer.pooled for answer in expected]
         before = counted("attencode_batch_faults_total", model="tiny", cause="not_finite")
