@@ -1,5 +1,6 @@
 """Faults of batches: who is told, what goes on, and when the device counts as gone. Real sessions, real servers."""
 
+import asyncio
 import logging
 import re
 import threading
@@ -20,6 +21,7 @@ from service.batching import Batch
 from service.errors import DeviceLost
 from tests.conftest import VOCABULARY
 from tests.service.faulty import Faults, Running, always, raise_for, serving
+from tests.service.gate import OUTPUT, GateRunner, run, sequence, started
 
 POISON = VOCABULARY.index("z")
 TEXTS = [f"{letter} b c" for letter in "adefghij"]
@@ -257,3 +259,24 @@ def test_a_stream_shows_no_words_of_a_fault(
         assert told in caplog.text
         assert "a secret" not in str(caught.value)
         assert "a secret" in caplog.text
+
+
+def test_an_engine_that_gives_up() -> None:
+    """What runs ends as it will, what waits is given back at once, and nothing more is taken in."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        running = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(engine.submit([sequence(2, 16)] * 40, OUTPUT, None))
+        await asyncio.sleep(0.01)
+        engine.give_up()
+        with pytest.raises(Unavailable, match="about to end"):
+            await waiting
+        with pytest.raises(Unavailable):
+            await engine.submit([sequence(3)], OUTPUT, None)
+        runner.gate.set()
+        assert len((await running).rows) == 1
+
+    run(test)
