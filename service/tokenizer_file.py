@@ -22,14 +22,13 @@ from service.errors import ArtifactError
 _FILE = "tokenizer.json"
 _MOST_BYTES = 128 << 20  # the largest that are published have 35 MB
 _MOST_CHARS_A_WORD = 1000  # WordPiece's work grows with the square of it; published ones have 100
-_MOST_GROWTH = 100  # bytes that the steps before the model may make of one; those of published tokenizers make 8
+_MOST_GROWTH = 1000  # bytes that the steps before the model may make of one; those of published tokenizers make 8
 _MOST_STEPS = 32
 _LONGEST_CHARS = 64  # bytes that a table may make of one character; Unicode's longest (U+FDFA) takes 33
 _LONGEST_PREFIX = 100
 _MOST_SPECIAL_TOKENS = 64  # around a text; published tokenizers have 4 around a pair
-# A letter, digit or sign written as an escape, which no tokenizer's writer does, hides a name from a look at the bytes.
-_HIDDEN = re.compile(rb"\\u00[2-7][0-9a-fA-F]")
-_QUOTES = re.compile(rb"\\u00(?:22|5[cC])|\\u007[fF]")
+# A letter, digit or underscore as an escape, which no writer of JSON makes of it, hides a name from a look at the bytes.
+_HIDDEN = re.compile(rb"(?<!\\)(?:\\\\)*\\u00(?:3[0-9]|[46][0-9a-fA-F]|5[0-9aAfF]|7[0-9aA])")
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _TABLE_SIZE_BYTES = 4  # before it, little-endian (sentencepiece, normalizer.cc, DecodePrecompiledCharsMap)
 
@@ -66,7 +65,7 @@ def is_failure(error: BaseException) -> bool:
 
 def _fault_before(content: bytes) -> str | None:
     """Say what is wrong with a file that has not been loaded, None when nothing is."""
-    if any(not _QUOTES.fullmatch(found) for found in _HIDDEN.findall(content)):
+    if _HIDDEN.search(content):
         return "hides plain letters behind escapes"
     for encoded in _TABLE.findall(content):
         try:
@@ -105,8 +104,11 @@ def _faults(tokenizer: Tokenizer) -> Iterator[str]:
 
 def _growth(part: dict[str, Any]) -> int:
     """Say how many bytes a step can make of one, but for tables, which are looked at before."""
-    if part["type"] == "Replace":  # of an empty match it makes the content beside what was there
-        return 1 + len(part["content"].encode("utf-8", "replace"))
+    if part["type"] == "Replace":
+        found = len(part["pattern"].get("String", "").encode("utf-8", "replace"))
+        made = len(part["content"].encode("utf-8", "replace"))
+        # An expression may find nothing at all, and puts the content beside what was there.
+        return max(1, math.ceil(made / found)) if found else 1 + made
     return 2 if part["type"] == "ByteLevel" else 1
 
 

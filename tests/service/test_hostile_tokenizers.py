@@ -66,7 +66,7 @@ def _template(**changed: object) -> Callable[[dict[str, Any]], None]:
         (_normalizer(_table(0xFFFFFF00)), "declares 4294967040 bytes and holds 4"),
         (_normalizer(_table(0, b"x" * 65)), "makes more than 64 bytes of one character"),
         (_normalizer({"type": "Precompiled", "precompiled_charsmap": "****"}), "that is not base64"),
-        (lambda raw: raw.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 7}), "makes 128 bytes"),
+        (lambda raw: raw.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 10}), "makes 1024 bytes"),
         (_long_words, "lets words have 1099511627776 characters"),
         (_template(single=[TEXT, TEXT]), "has a template that repeats a text"),
         (_template(pair=[FIRST] * 65), "puts 65 special tokens around texts"),
@@ -90,6 +90,14 @@ def test_names_behind_escapes(folder: Path) -> None:
     artifact = open_artifact(folder)
     with pytest.raises(ArtifactError, match="hides plain letters behind escapes"):
         TextTokenizer(artifact)
+
+
+def test_ordinary_tokenizers(folder: Path) -> None:
+    """Backslashes in the vocabulary, and as many replacements as a language may want, do no harm."""
+    step = {"type": "Replace", "pattern": {"String": "\u201c"}, "content": '"'}
+    _normalizer(*[step] * 20)(raw := {})
+    write(folder, lambda found: found.update(raw) or found["model"]["vocab"].update({"\\u0041": 41}))
+    assert TextTokenizer(open_artifact(folder)).tokenize(TokenizeRequest(inputs=(TextInput("abc"),)), describe=False)
 
 
 def test_padding_that_is_saved(folder: Path) -> None:
