@@ -27,7 +27,7 @@ _MOST_STEPS = 32
 _LONGEST_CHARS = 64  # bytes that a table may make of one character; Unicode's longest (U+FDFA) takes 33
 _LONGEST_PREFIX = 100
 _MOST_SPECIAL_TOKENS = 64  # around a text; published tokenizers have 4 around a pair
-# A letter, digit or underscore as an escape, which no writer of JSON makes of it, hides a name from a look at the bytes.
+# A letter, digit or underscore as an escape, which no writer makes of it, hides a name from a look at the bytes.
 _HIDDEN = re.compile(rb"(?<!\\)(?:\\\\)*\\u00(?:3[0-9]|[46][0-9a-fA-F]|5[0-9aAfF]|7[0-9aA])")
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _TABLE_SIZE_BYTES = 4  # before it, little-endian (sentencepiece, normalizer.cc, DecodePrecompiledCharsMap)
