@@ -28,7 +28,7 @@ _LONGEST_CHARS = 64  # bytes that a table may make of one character; Unicode's l
 _LONGEST_PREFIX = 100
 _MOST_SPECIAL_TOKENS = 64  # around a text; published tokenizers have 4 around a pair
 # A letter, digit or underscore as an escape, which no writer makes of it, hides a name from a look at the bytes.
-_HIDDEN = re.compile(rb"(?<!\\)(?:\\\\)*\\u00(?:3[0-9]|[46][0-9a-fA-F]|5[0-9aAfF]|7[0-9aA])")
+_HIDDEN = re.compile(rb"(\\+)u00(?:3[0-9]|[46][0-9a-fA-F]|5[0-9aAfF]|7[0-9aA])")
 _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _TABLE_SIZE_BYTES = 4  # before it, little-endian (sentencepiece, normalizer.cc, DecodePrecompiledCharsMap)
 
@@ -65,7 +65,7 @@ def is_failure(error: BaseException) -> bool:
 
 def _fault_before(content: bytes) -> str | None:
     """Say what is wrong with a file that has not been loaded, None when nothing is."""
-    if _HIDDEN.search(content):
+    if any(len(slashes) % 2 for slashes in _HIDDEN.findall(content)):  # two of them are one that is meant
         return "hides plain letters behind escapes"
     for encoded in _TABLE.findall(content):
         try:
