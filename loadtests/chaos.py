@@ -44,7 +44,7 @@ from watched import MemoryCurve, Served, served
 HERE = Path(__file__).parent
 MOST_REQUEST_BYTES = 2**20
 SETTINGS = (
-    "--max-queue-size=400",
+    "--max-queue-size=1000",
     f"--max-request-bytes={MOST_REQUEST_BYTES}",
     "--max-answer-bytes=268435456",
     "--stalled-after-s=2",
@@ -52,7 +52,8 @@ SETTINGS = (
 _SETTLE_S = 60.0  # for what is left to go
 _WARM_S = 4.0
 _GROWTH = 0.05  # of memory that the second half may add
-_SLACK_BYTES = 80_000_000  # of memory that may stay: what allocators keep of the largest answers
+_SLACK_BYTES = 150_000_000  # of memory that may stay: what allocators keep of the largest answers
+_SLACK = 5  # threads and descriptors that gRPC's pool may have more at one time than at another
 _LARGE_BYTES = 4_000_000
 _NOT_IN_THE_LOG = ("never retrieved", "was destroyed but it is pending", "CRITICAL", "never awaited")
 _GAUGES = ("requests_in_flight", "open_streams", "unsent_bytes", "queue_inputs", "queue_tokens", "batches_in_flight")
@@ -95,10 +96,11 @@ class Left:
                 if number > then.get(name, 0)
             ]
         if process:
-            said += [f"{self.descriptors} descriptors, {before.descriptors} before"] * (
-                self.descriptors > before.descriptors
-            )
-            said += [f"{self.threads} threads, {before.threads} before"] * (self.threads > before.threads)
+            for name, now, then in (
+                ("descriptors", self.descriptors, before.descriptors),
+                ("threads", self.threads, before.threads),
+            ):
+                said += [f"{now} {name}, {then} before"] * (now > then + _SLACK)
         if self.rss_bytes > before.rss_bytes + _SLACK_BYTES:
             said.append(f"{self.rss_bytes / 1e6:.0f} MB of memory, {before.rss_bytes / 1e6:.0f} before")
         return said
@@ -214,7 +216,7 @@ def learn(server: Served) -> Known:
         if answer is not None and all(np.linalg.norm(answer[0] - other) > 0.1 for other in vectors):
             vectors.append(answer[0])
             lone.append(text)
-    return Known(lone, np.stack(vectors), long, max(1, min(100, _LARGE_BYTES // large)), MOST_REQUEST_BYTES)
+    return Known(lone, np.stack(vectors), long, max(1, min(40, _LARGE_BYTES // large)), MOST_REQUEST_BYTES)
 
 
 def rampage(server: Served, clients: Clients, arguments: argparse.Namespace, deeds: Counter[str]) -> None:
