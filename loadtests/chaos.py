@@ -30,7 +30,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from arguments import above_zero, one_or_more
 from attencode import Client
@@ -81,7 +83,10 @@ class Left:
 
     @classmethod
     def of(cls, server: Served) -> "Left":
-        """Look."""
+        """Look, once a call of another kind has come: gRPC keeps the last one until the next."""
+        with grpc.insecure_channel(server.address) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        time.sleep(0.2)
         alive = json.loads(server.ask(signal.SIGUSR1))
         gauges = {name: server.total(f"attencode_{name}") for name in _GAUGES}
         return cls(alive["tasks"], alive["objects"], gauges, server.descriptors(), server.threads(), server.rss_bytes())
@@ -227,14 +232,14 @@ def rampage(server: Served, clients: Clients, arguments: argparse.Namespace, dee
         clients.start(arguments.seconds)
     plans = {"stopped": arguments.stop_every_s, "client killed": arguments.kill_every_s}
     plans |= {"replica killed": arguments.kill_every_s} if arguments.ray else {}
-    due = {deed: time.monotonic() + draw.uniform(0.5, 1.0) * every_s for deed, every_s in plans.items()}
+    due = {deed: time.monotonic() + draw.uniform(0.3, 0.8) * every_s for deed, every_s in plans.items()}
     while (now := time.monotonic()) < end_s:
         deed = min(due, key=lambda name: due[name])
         if due[deed] > now:
             time.sleep(min(0.1, end_s - now))
             continue
         due[deed] = now + draw.uniform(0.5, 1.5) * plans[deed]
-        if now > end_s - arguments.stop_s - 2:
+        if now > end_s - arguments.stop_s:
             continue
         deeds[deed] += 1
         if deed == "stopped":

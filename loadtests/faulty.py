@@ -30,7 +30,7 @@ from service.session import Session
 FAULTS = {"raise": 0.02, "nan": 0.02, "slow": 0.01}
 SLOW_S = 0.4
 INJECTED = "a fault injected on purpose"
-_OF_REQUESTS = ("_Job", "_Call", "Share", "StreamAnswer", "_ServicerContext")
+_OF_REQUESTS = ("_Job", "Call", "Place", "Share", "StreamAnswer", "_ServicerContext")
 
 
 class FaultySession(Session):
