@@ -13,8 +13,8 @@ from service.batching import WaitingList
 from service.callers import Caller
 from service.errors import Outdated, QueueFull, Unavailable
 
-# A request that waits is refused at once when what is before it will probably take more than this share of its time; less
-# than half, so that those that are taken in are still answered in time when the pace halves, as it may under load.
+# A request that waits is refused at once when what is before it will probably take more than this share of its time;
+# less than half, so that who is taken in is still answered in time when the pace halves, as it may under load.
 _DEADLINE_SHARE = 0.45
 # Who has had its share waits for those that come later, too, at most so many times as long as for those that wait now.
 # Without it 3 to 23 % of 500 callers' requests, where they sent too much, had their turn after a deadline of 2 s.
