@@ -5,8 +5,9 @@
 The server has one core to itself and the clients another one, so that the server's capacity does not depend on what
 the clients do. One run: a single caller's normal latency; the capacity, by 64 callers in a closed loop; then Poisson
 arrivals at so many times of it, each call with a deadline, each connection used in turn; and from the last arrival on a
-single caller again. A call that was not refused with RESOURCE_EXHAUSTED counts as accepted, also one that the server
-never came to see. Prints one table, and ends with 1 unless
+single caller again. Accepted is what the server counts and did not refuse with RESOURCE_EXHAUSTED. Unheard are calls
+that ended before the server came to see them: a refusal has its price as well, and what is more than the server can
+refuse waits within gRPC. Prints one table, and ends with 1 unless
   * the server's resident memory stayed under 1 GiB,
   * 99 % of the accepted calls were answered within their deadline,
   * the single caller's latency was normal again 2 s after the last arrival,
@@ -18,6 +19,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import median
@@ -53,6 +55,7 @@ class Figures:
         peak_bytes: The server's resident memory, at most.
         normal_s: A single caller's median before.
         recovered_s: From the last arrival until its latency was normal again; infinite if it never was.
+        accepted: Calls that the server counted as anything but refused.
         astray: What the server counted other than the clients.
     """
 
@@ -63,17 +66,18 @@ class Figures:
     peak_bytes: int
     normal_s: float
     recovered_s: float
+    accepted: int
     astray: list[str]
 
     @property
-    def accepted(self) -> int:
-        """Calls that were not refused."""
-        return self.ended.calls - len(self.ended.seconds.get(REFUSED, ()))
+    def met(self) -> float:
+        """Of the accepted calls, the share that was answered in time."""
+        return len(self.ended.seconds.get("OK", ())) / max(self.accepted, 1)
 
     @property
-    def met(self) -> float:
-        """Of these, the share that was answered in time."""
-        return len(self.ended.seconds.get("OK", ())) / max(self.accepted, 1)
+    def unheard(self) -> int:
+        """Calls of which the server never came to know."""
+        return max(0, self.ended.calls - self.accepted - len(self.ended.seconds.get(REFUSED, ())))
 
     def table(self) -> str:
         """Write it as Markdown."""
@@ -84,7 +88,8 @@ class Figures:
             "offered /s": f"{self.offered:.0f}",
             "accepted": str(self.accepted),
             "in time": f"{self.met:.2%}",
-            "other ends": others or "none",
+            "unheard": str(self.unheard),
+            "ends but OK and refused": others or "none",
             "goodput /s": f"{self.goodput:.0f}",
             "p50 ms": _ms(seconds.get("OK"), 50),
             "p99 ms": _ms(seconds.get("OK"), 99),
@@ -151,7 +156,7 @@ def crowded(port: int, message: bytes, connections: int, moments: list[float], d
     return crowd.ended
 
 
-def astray(server: Served, before: dict[str, float], ended: Ended) -> list[str]:
+def astray(counted: dict[str, float], ended: Ended) -> list[str]:
     """Compare the server's counters with what the clients saw.
 
     Answers and refusals that left the server when the client's time was up are the only ones that the server has more.
@@ -159,22 +164,19 @@ def astray(server: Served, before: dict[str, float], ended: Ended) -> list[str]:
     late = sum(len(took) for status, took in ended.seconds.items() if status not in ("OK", REFUSED))
     said = []
     for status in ("OK", REFUSED):
-        counted, seen = counts(server)[status] - before[status], len(ended.seconds.get(status, ()))
-        if not seen <= counted <= seen + late:
-            said.append(
-                f"the server counted {counted:.0f} {status}, the clients saw {seen}, and {late} ended otherwise"
-            )
-    waiting = server.total("attencode_requests_in_flight") + server.total("attencode_queue_inputs")
-    if waiting:
-        said.append(f"{waiting:.0f} requests or inputs are left in the server, expected none")
+        server, seen = counted.get(status, 0), len(ended.seconds.get(status, ()))
+        if not seen <= server <= seen + late:
+            said.append(f"the server counted {server:.0f} {status}, the clients saw {seen}, and {late} ended otherwise")
     return said
 
 
-def counts(server: Served) -> dict[str, float]:
-    """Give how many Encode calls ended with each of the statuses that are compared."""
-    return {
-        status: server.total("attencode_requests_total", method="Encode", code=status) for status in ("OK", REFUSED)
-    }
+def counts(server: Served) -> Counter[str]:
+    """Give how many Encode calls ended with each status."""
+    found: Counter[str] = Counter()
+    for (name, labels), value in server.metrics().items():
+        if name == "attencode_requests_total" and ("method", "Encode") in labels:
+            found[dict(labels)["code"]] += int(value)
+    return found
 
 
 def measure(server: Served, arguments: argparse.Namespace, processes: int) -> Figures:
@@ -210,9 +212,11 @@ def measure(server: Served, arguments: argparse.Namespace, processes: int) -> Fi
     recovered_s = recovery(after.began.get("OK", []), after.seconds.get("OK", []), end_s, normal_s)
     ended_ok = len(ended.seconds.get("OK", ()))
     time.sleep(_SETTLE_S)
-    # The single caller's answers count at the server as well.
-    before["OK"] += len(after.seconds.get("OK", ()))
-    before[REFUSED] += len(after.seconds.get(REFUSED, ()))
+    counted = counts(server)
+    counted.subtract(before)
+    counted.subtract({status: len(took) for status, took in after.seconds.items()})  # the single caller's
+    left = server.total("attencode_requests_in_flight") + server.total("attencode_queue_inputs")
+    told = [f"{left:.0f} requests or inputs are left in the server, expected none"] * bool(left)
     return Figures(
         capacity,
         ended.calls / arguments.seconds,
@@ -221,7 +225,8 @@ def measure(server: Served, arguments: argparse.Namespace, processes: int) -> Fi
         memory.peak,
         normal_s,
         recovered_s,
-        astray(server, before, ended),
+        counted.total() - counted[REFUSED],
+        told + astray(counted, ended),
     )
 
 
