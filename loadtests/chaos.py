@@ -51,7 +51,6 @@ SETTINGS = (
     "--max-answer-bytes=268435456",
     "--stalled-after-s=2",
 )
-_SETTLE_S = 60.0  # for what is left to go
 _WARM_S = 4.0
 _GROWTH = 0.05  # of memory that the second half may add
 _SLACK_BYTES = 150_000_000  # of memory that may stay: what allocators keep of the largest answers
@@ -253,9 +252,9 @@ def rampage(server: Served, clients: Clients, arguments: argparse.Namespace, dee
             os.kill(draw.choice(victims).pid, signal.SIGKILL)
 
 
-def settled(server: Served, before: Left, *, process: bool) -> tuple[Left, list[str]]:
+def settled(server: Served, before: Left, within_s: float, *, process: bool) -> tuple[Left, list[str]]:
     """Wait until nothing is left that was not there before, or for as long as is fair; gives what is left."""
-    end_s = time.monotonic() + _SETTLE_S
+    end_s = time.monotonic() + within_s
     while True:
         after = Left.of(server)
         said = after.beyond(before, process=process)
@@ -316,7 +315,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             own = Counter(counted(server))
             entries = warm(server, folder, arguments)
             time.sleep(3.0)
-            before, _ = settled(server, Left.of(server), process=not arguments.ray)
+            before, _ = settled(server, Left.of(server), arguments.settle_s, process=not arguments.ray)
             if not arguments.ray:
                 server.ask(signal.SIGUSR2)
             clients = Clients(server, folder, arguments)
@@ -326,7 +325,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
             outcome.entries = entries + further
             if not arguments.ray:
                 server.ask(signal.SIGUSR2)
-            after, left = settled(server, before, process=not arguments.ray)
+            after, left = settled(server, before, arguments.settle_s, process=not arguments.ray)
             outcome.broken += left
             ended = Counter(counted(server))
             ended.subtract(own)
@@ -356,6 +355,7 @@ def command() -> argparse.ArgumentParser:
     parser.add_argument("--stop-every-s", type=above_zero, default=60.0, help="on average")
     parser.add_argument("--stop-s", type=above_zero, default=5.0, help="for which the server is stopped")
     parser.add_argument("--kill-every-s", type=above_zero, default=15.0, help="on average")
+    parser.add_argument("--settle-s", type=above_zero, default=60.0, help="for what is left to go")
     parser.add_argument("--ray", action="store_true", help="run the model on replicas, and kill some")
     parser.add_argument("--log", type=Path, help="keep the server's log here")
     return parser

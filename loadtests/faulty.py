@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported, as in service/__main__.py
 
-from service import backend, server
+from service import server
 from service.batching import Batch
 from service.session import Session
 
@@ -33,28 +33,34 @@ INJECTED = "a fault injected on purpose"
 _OF_REQUESTS = ("_Job", "Call", "Place", "Share", "StreamAnswer", "_ServicerContext")
 
 
-class FaultySession(Session):
-    """A session whose runs fail at random, once that is switched on."""
+class Faults:
+    """What befalls the runs of all sessions, once that is switched on."""
 
-    draw = random.Random(int(os.environ.get("CHAOS_SEED", "0")))
-    failing = False
+    def __init__(self, seed: int) -> None:
+        """Start without faults."""
+        self.failing = False
+        self._draw = random.Random(seed)
+        self._run = Session.run
 
-    def run(self, batch: Batch, *, alone: bool = False) -> dict[str, NDArray[np.float32]]:
-        """Run a batch, or do not."""
-        fault = self._fault()
+    def run(self, session: Session, batch: Batch, *, alone: bool = False) -> dict[str, NDArray[np.float32]]:
+        """Run a batch as a session does, or do not."""
+        fault = self._drawn() if self.failing else None
         if fault == "raise":
             raise RuntimeError(INJECTED)
         if fault == "slow":
             time.sleep(SLOW_S)
-        arrays = super().run(batch, alone=alone)
+        arrays = self._run(session, batch, alone=alone)
         if fault == "nan":
             arrays = {name: np.full_like(array, np.nan) for name, array in arrays.items()}
         return arrays
 
-    def _fault(self) -> str | None:
-        if not FaultySession.failing:
-            return None
-        drawn = self.draw.random()
+    def switch(self) -> None:
+        """Begin, or end."""
+        self.failing = not self.failing
+        print(json.dumps({"failing": self.failing}), flush=True)
+
+    def _drawn(self) -> str | None:
+        drawn = self._draw.random()
         for fault, share in FAULTS.items():
             drawn -= share
             if drawn < 0:
@@ -83,23 +89,19 @@ def _is_future(kind: type) -> bool:
 def main() -> None:
     """Put the faults in, and serve."""
     plain = server.serve
+    faults = Faults(int(os.environ.get("CHAOS_SEED", "0")))
 
     async def serve(*arguments: Any) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, lambda: print(json.dumps(left()), flush=True))
-        loop.add_signal_handler(signal.SIGUSR2, _switch)
+        loop.add_signal_handler(signal.SIGUSR2, faults.switch)
         await plain(*arguments)
 
     server.serve = serve
-    backend.Session = FaultySession
+    Session.run = lambda session, batch, *, alone=False: faults.run(session, batch, alone=alone)
     from service.cli import main as run
 
     sys.exit(run())
-
-
-def _switch() -> None:
-    FaultySession.failing = not FaultySession.failing
-    print(json.dumps({"failing": FaultySession.failing}), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ def test_nothing_is_lost_and_nothing_is_left(tiny_artifact: Path, monkeypatch: p
     monkeypatch.syspath_prepend(str(ROOT / "loadtests"))
     import chaos
 
-    words = ["--artifact", str(tiny_artifact), "--provider", "cpu", "--precision", "float32", "--seconds", "12"]
-    words += ["--clients", "2", "--callers", "8", "--stop-every-s", "5", "--stop-s", "2", "--kill-every-s", "4"]
-    arguments = chaos.command().parse_args([*words, "--seed", str(random.randrange(10**6))])
+    words = ["--artifact", str(tiny_artifact), "--provider", "cpu", "--precision", "float32", "--seconds", "10"]
+    words += ["--clients", "2", "--callers", "8", "--stop-every-s", "4", "--stop-s", "2", "--kill-every-s", "3"]
+    arguments = chaos.command().parse_args([*words, "--settle-s", "15", "--seed", str(random.randrange(10**6))])
     outcome = chaos.run(arguments)
     print(f"seed {outcome.seed}\n{outcome.table()}")
     assert not outcome.broken, "\n".join([f"seed {outcome.seed}", *outcome.broken])
