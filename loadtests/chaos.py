@@ -41,7 +41,7 @@ from kills import replicas_of
 from ledger import GONE, Entry, faults, read, reconcile
 from mischief import Known
 from texts import short_texts
-from watched import MemoryCurve, Served, served
+from watched import MemoryCurve, Served, environment, served
 
 HERE = Path(__file__).parent
 MOST_REQUEST_BYTES = 2**20
@@ -173,7 +173,7 @@ class Clients:
         words = ["--address", self._server.address, "--known", self._folder / "known.npz", "--ledger", ledger]
         words += ["--seed", self._arguments.seed * 100 + number, "--seconds", seconds]
         command = [sys.executable, HERE / "mischief.py", *words, "--callers", self._arguments.callers]
-        variables = {**os.environ, "GRPC_VERBOSITY": "NONE"}
+        variables = environment(GRPC_VERBOSITY="NONE")
         self._begun.append((subprocess.Popen(list(map(str, command)), env=variables), ledger))
 
     def kill(self, draw: random.Random) -> None:
@@ -298,7 +298,7 @@ def warm(server: Served, folder: Path, arguments: argparse.Namespace) -> list[En
     ledger = folder / "ledger-warm"
     words = ["--address", server.address, "--known", folder / "known.npz", "--ledger", ledger]
     words += ["--seed", arguments.seed, "--seconds", _WARM_S, "--callers", 24]
-    subprocess.run(list(map(str, [sys.executable, HERE / "mischief.py", *words])), check=True)
+    subprocess.run(list(map(str, [sys.executable, HERE / "mischief.py", *words])), env=environment(), check=True)
     return read(ledger)
 
 

@@ -19,6 +19,7 @@ from typing import Self
 
 import psutil
 
+ROOT = Path(__file__).parents[1]
 Series = tuple[str, tuple[tuple[str, str], ...]]
 _LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -28,6 +29,11 @@ def read_metrics(page: str) -> dict[Series, float]:
     """Read a page of Prometheus' text: each series' value by its name and its labels, sorted."""
     found = (_LINE.match(line) for line in page.splitlines() if not line.startswith("#"))
     return {(line[1], tuple(sorted(_LABEL.findall(line[2] or "")))): float(line[3]) for line in found if line}
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Give a child's environment in which the service of this tree is found, whichever one is installed."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
 
 
 class Served:
@@ -116,7 +122,7 @@ def served(
     with (log or Path(os.devnull)).open("ab") as file:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **variables},
+            env=environment(**variables),
             stdout=subprocess.PIPE,
             stderr=file if log else None,
             text=True,
