@@ -139,6 +139,14 @@ def recovery(began: list[float], took: list[float], end_s: float, normal_s: floa
     return began[last + 1] - end_s if last + _WINDOW < len(took) else float("inf")
 
 
+def halves(after: Ended, end_s: float) -> str:
+    """Write the median latency of each half second after the load."""
+    parts: dict[int, list[float]] = {}
+    for began, took in zip(after.began.get("OK", []), after.seconds.get("OK", []), strict=True):
+        parts.setdefault(int((began - end_s) * 2), []).append(took)
+    return ", ".join(f"{1e3 * median(took):.1f}" for _, took in sorted(parts.items()))
+
+
 def single(port: int, seconds: float) -> Ended:
     """Let a single caller ask for a while, one call after another."""
     crowd = Crowd(port, 1, request_bytes([TEXT]), 30.0)
@@ -209,6 +217,7 @@ def measure(server: Served, arguments: argparse.Namespace, processes: int) -> Fi
         after = single(server.port, RECOVERED_S + 4.0)
         for part in parts:
             ended.merge(part.result())
+    print(f"a single caller's median, each half second from then on: {halves(after, end_s)} ms", file=sys.stderr)
     recovered_s = recovery(after.began.get("OK", []), after.seconds.get("OK", []), end_s, normal_s)
     ended_ok = len(ended.seconds.get("OK", ()))
     time.sleep(_SETTLE_S)
