@@ -122,7 +122,7 @@ def _ms(seconds: list[float] | None, percent: float) -> str:
 
 
 def recovery(began: list[float], took: list[float], end_s: float, normal_s: float) -> float:
-    """Give the seconds from `end_s` on after which a caller's latency was normal, and stayed so.
+    """Give the seconds from `end_s` on after which a caller's latency was normal for some calls on end.
 
     Args:
         began: When each of its calls began.
@@ -130,13 +130,10 @@ def recovery(began: list[float], took: list[float], end_s: float, normal_s: floa
         end_s: When the load ended, on the same clock.
         normal_s: Its median without load.
     """
-    last = None
     for place in range(len(took) - _WINDOW + 1):
-        if median(took[place : place + _WINDOW]) > _NORMAL * normal_s:
-            last = place
-    if last is None:
-        return max(0.0, began[0] - end_s) if began else float("inf")
-    return began[last + 1] - end_s if last + _WINDOW < len(took) else float("inf")
+        if median(took[place : place + _WINDOW]) <= _NORMAL * normal_s:
+            return max(0.0, began[place] - end_s)
+    return float("inf")
 
 
 def halves(after: Ended, end_s: float) -> str:

@@ -169,8 +169,8 @@ def test_counters_are_held_against_ledgers() -> None:
         assert len(said) == faults, (counted, said)
 
 
-def test_recovery_is_when_latency_stays_normal() -> None:
-    """It counts from the load's end to the first call after which the median stays near what it was."""
+def test_recovery_is_when_latency_is_normal() -> None:
+    """It counts from the load's end to the first of some calls whose median is near what it was."""
     import overload
 
     began = [0.1 * place for place in range(100)]
