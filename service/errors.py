@@ -5,6 +5,7 @@
     │   └── AnswerTooLarge                      for its way, and whether a stream takes it
     ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
     │   └── Stalled                             nobody reads a stream's answers; it may be begun anew
+    ├── Unauthenticated    UNAUTHENTICATED      no API key, or none that is known
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
     ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
     │   ├── Outdated                            the model was replaced; the servicer begins anew
@@ -30,6 +31,8 @@ class AttencodeError(Exception):
     """Base of every error that attencode raises on purpose."""
 
     status = grpc.StatusCode.INTERNAL
+    reason = ""
+    """Why a request was not taken in, in one word for those who count; empty for any other error."""
 
 
 def caller_message(error: AttencodeError) -> str:
@@ -61,10 +64,11 @@ class QueueFull(AttencodeError):
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, retry_delay_s: float) -> None:
-        """Keep the time, in seconds, after which trying again may succeed."""
+    def __init__(self, message: str, retry_delay_s: float, *, reason: str = "") -> None:
+        """Keep the time, in seconds, after which trying again may succeed, and the reason's name."""
         super().__init__(message)
         self.retry_delay_s = retry_delay_s
+        self.reason = reason
 
 
 class Stalled(QueueFull):
@@ -77,6 +81,13 @@ class Stalled(QueueFull):
             "and begin a new stream with what is unanswered",
             retry_delay_s=0.1,
         )
+
+
+class Unauthenticated(AttencodeError):
+    """Report a call that does not show an API key which the server knows."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+    reason = "unauthenticated"
 
 
 class DeadlineExceeded(AttencodeError):

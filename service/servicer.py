@@ -1,8 +1,8 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), calls, codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
-errors, grpc.
+May import: pb (through codec), access, calls, callers, codec, chunks, served, stream, outputs, tokenization, metrics,
+tracing, request, errors, grpc.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ import grpc
 from google.protobuf.message import Message
 
 from service import codec, metrics
-from service.calls import abort, counted, deadline_s
+from service.access import Access, Session
+from service.callers import Caller
+from service.calls import abort, counted, deadline_s, received
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
     AnswerTooLarge,
@@ -78,7 +80,7 @@ class _Call:
 
     Attributes:
         request: What is asked.
-        origin: The address that it came from.
+        caller: Whose it is.
         deadline_s: On the clock of `time.monotonic`; None for none.
         started: On the same clock.
         share: Holds it back, in its turn, while too many bytes of other answers are unsent.
@@ -86,7 +88,7 @@ class _Call:
     """
 
     request: EncodeRequest
-    origin: str
+    caller: Caller
     deadline_s: float | None
     started: float
     share: Share
@@ -96,9 +98,10 @@ class _Call:
 class EncoderServicer:
     """Answers the contract's methods for the served models."""
 
-    def __init__(self, models: Models, limits: RequestLimits, tracing: Tracing | None = None) -> None:
+    def __init__(self, models: Models, limits: RequestLimits, access: Access, tracing: Tracing | None = None) -> None:
         """Store the parts; without `tracing` no request has a span."""
         self._models = models
+        self._access = access
         self._tracing = tracing
         self._limits = limits
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
@@ -106,7 +109,8 @@ class EncoderServicer:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        # Said to be streams of requests, calls come here before their message has, and are refused without it.
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods = {
             "Encode": unary(self._unary("Encode", self._encode)),
             "Tokenize": unary(self._unary("Tokenize", self._tokenize)),
@@ -117,21 +121,24 @@ class EncoderServicer:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
-        self, method: str, answer: Callable[[bytes, Context], Awaitable[bytes]]
-    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        """Wrap a method: time it, count it, and turn its errors into statuses."""
+        self, method: str, answer: Callable[[bytes, Context, Caller], Awaitable[bytes]]
+    ) -> Callable[[object, Context], Awaitable[bytes]]:
+        """Wrap a method: let it in, time it, count it, and turn its errors into statuses."""
 
-        async def handle(data: bytes, context: Context) -> bytes:
+        async def answered(context: Context, caller: Caller) -> bytes:
+            return await answer(await received(context), context, caller)
+
+        async def handle(_messages: object, context: Context) -> bytes:
             try:
-                with self._span(method, context):
-                    return await counted(method, context, answer(data, context))
+                with self._access.session(method, context) as caller, self._span(method, context):
+                    return await counted(method, context, answered(context, caller))
             except AttencodeError as error:
                 await abort(context, error)
                 raise
 
         return handle
 
-    async def _encode(self, data: bytes, context: Context) -> bytes:
+    async def _encode(self, data: bytes, context: Context, caller: Caller) -> bytes:
         started = time.monotonic()
         message = codec.parse(pb.EncodeRequest, data)
         most = self._limits.max_message_bytes
@@ -141,7 +148,9 @@ class EncoderServicer:
         def finish(result: EncodeResult) -> bytes:
             return self._serialize(codec.encode_encode_result(result), fits_stream=True)
 
-        return await self._encode_message(message, context, finish, started=started, share=share, most_bytes=most)
+        return await self._encode_message(
+            message, context, finish, caller=caller, started=started, share=share, most_bytes=most
+        )
 
     async def _encode_message(
         self,
@@ -149,13 +158,14 @@ class EncoderServicer:
         context: Context,
         finish: Callable[[EncodeResult], Answer],
         *,
+        caller: Caller,
         started: float,
         share: Share,
         most_bytes: int,
     ) -> Answer:
         """Answer one parsed request; `finish` turns the result into what is sent."""
         request = codec.decode_encode_request(message)
-        call = _Call(request, context.peer(), deadline_s(context), started, share, most_bytes)
+        call = _Call(request, caller, deadline_s(context), started, share, most_bytes)
         while True:
             served = self._find(call.request)
             try:
@@ -173,7 +183,8 @@ class EncoderServicer:
         request = call.request
         selection = served.select(request.outputs)
         if selection.runs:
-            served.engine.check_room(len(request.inputs), call.deadline_s, call.origin)  # before work is put into it
+            # Before work is put into it.
+            served.engine.check_room(len(request.inputs), call.deadline_s, call.caller.name)
         async with call.share.turn():
             sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
             lengths = [sequence.length for sequence in sequences]
@@ -186,7 +197,7 @@ class EncoderServicer:
             await call.share.take(size)
         if selection.runs:
             encoded = await served.engine.submit(
-                sequences, selection.graph_outputs, call.deadline_s, origin=call.origin, looks=looks
+                sequences, selection.graph_outputs, call.deadline_s, origin=call.caller.name, looks=looks
             )
             rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
         else:
@@ -205,7 +216,7 @@ class EncoderServicer:
         metrics.record_stages(served.name, tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
         return answer
 
-    async def _tokenize(self, data: bytes, _context: Context) -> bytes:
+    async def _tokenize(self, data: bytes, _context: Context, _caller: Caller) -> bytes:
         request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
         served = self._find(request)
         sequences, _ = await _sequences(served, request, describe=True)
@@ -213,12 +224,21 @@ class EncoderServicer:
         result = TokenizeResult(results, served.name, served.artifact.digest)
         return self._serialize(codec.encode_tokenize_result(result))
 
-    async def _get_model(self, data: bytes, _context: Context) -> bytes:
+    async def _get_model(self, data: bytes, _context: Context, _caller: Caller) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
         info = self._models.find(request.model).info(self._models.names)
         return self._serialize(codec.encode_model_info(info))
 
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Let a stream in, and answer it."""
+        try:
+            session = self._access.session("EncodeStream", context)
+            with session.stream():
+                await self._answer_stream(requests, context, session)
+        except AttencodeError as error:
+            await abort(context, error)
+
+    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, session: Session) -> None:
         """Answer a stream's items in order; an item's error is its own answer.
 
         Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's. Where nobody
@@ -230,9 +250,10 @@ class EncoderServicer:
         async def answer(data: bytes) -> tuple[Share, StreamAnswer]:
             share = Share(budget, self._unsent)
             shares.add(share)
-            return share, await self._stream_item(data, context, share)
+            return share, await self._stream_item(data, context, session, share)
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
+        most = min(most, session.most_requests or most)  # of a key: held back, where it would else be refused
         metrics.record_stream(1)
         try:
             stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
@@ -277,7 +298,7 @@ class EncoderServicer:
                 shares.discard(share)
         return None
 
-    async def _stream_item(self, data: bytes, context: Context, share: Share) -> StreamAnswer:
+    async def _stream_item(self, data: bytes, context: Context, session: Session, share: Share) -> StreamAnswer:
         """Answer one item of a stream."""
         number = 0
 
@@ -294,10 +315,14 @@ class EncoderServicer:
             message = codec.parse(pb.EncodeStreamRequest, data)
             number = message.id
             most_bytes = self._limits.max_answer_bytes
-            work = self._encode_message(
-                message.request, context, finish, started=started, share=share, most_bytes=most_bytes
-            )
-            with self._span("EncodeStream", context, item=number):
+            with session as caller, self._span("EncodeStream", context, item=number):
+                work = self._encode_message(
+                    *(message.request, context, finish),
+                    caller=caller,
+                    started=started,
+                    share=share,
+                    most_bytes=most_bytes,
+                )
                 return await counted("EncodeStream", context, work)
         except AttencodeError as error:
             share.give_back()
