@@ -14,7 +14,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from local import APART, ENCODE, LOOK_S, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
 
 import attencode
 from attencode import Client, QueueFull, Unauthenticated
@@ -23,6 +22,7 @@ from service.config import parse_config
 from service.errors import ConfigError
 from service.keys import digest_of, read_keys
 from service.server import Server
+from tests.service.local import APART, ENCODE, LOOK_S, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local import Keys, address, serving
 
 import attencode
 from attencode import Client
 from service.cli import main
 from service.errors import InvalidRequest
 from service.server import Server
+from tests.service.local import Keys, address, serving
 
 
 @pytest.fixture(scope="module")
