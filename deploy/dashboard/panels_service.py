@@ -87,7 +87,8 @@ HEALTHY = (
     Panel(
         "Refused requests by reason",
         "queue_full: as many inputs wait as may. deadline: what waits takes longer than the caller allows. "
-        "not_accepting: starting or draining.",
+        "not_accepting: starting or draining. unauthenticated: no API key that is known. key_rate, key_concurrency, "
+        "connection_requests, connection_streams: one key, or one connection, has as much as it may.",
         "reqps",
         ((rate("attencode_refused_requests_total", "reason", SERVERS), "{{reason}}"),),
     ),

@@ -37,8 +37,12 @@ LABELS = {
     "method": {"Encode", "EncodeStream", "GetModel", "Tokenize"},
     "code": {
         *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
+        "UNAUTHENTICATED",
     },
-    "reason": {"not_accepting", "queue_full", "deadline", "died", "hung", "other_version"},
+    "reason": {
+        *("not_accepting", "queue_full", "deadline", "died", "hung", "other_version", "unauthenticated", "key_rate"),
+        *("key_concurrency", "connection_requests", "connection_streams"),
+    },
     "outcome": {"ok", "error"},
     "stage": {"tokenize", "queue", "inference", "other"},
     "model": {"tiny"},
