@@ -125,7 +125,7 @@ def test_a_file_that_is_none(path: Path, content: str, words: str) -> None:
     assert str(caught.value).startswith(f"--api-keys: {str(path)!r} ")
     assert "secret" not in str(caught.value)
     assert HASH not in str(caught.value)
-    assert caught.value.__suppress_context__  # a traceback would quote the file
+    assert caught.value.__cause__ is None  # a traceback would quote the file
 
 
 def test_a_file_that_cannot_be_read(path: Path) -> None:
