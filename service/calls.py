@@ -20,7 +20,6 @@ from service.errors import (
     AnswerTooLarge,
     AttencodeError,
     InternalFault,
-    InvalidRequest,
     QueueFull,
     caller_message,
 )
@@ -35,18 +34,6 @@ def deadline_s(context: grpc.aio.ServicerContext) -> float | None:
     """Give a call's deadline on the clock of `time.monotonic`; None for none."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else time.monotonic() + remaining_s
-
-
-async def received(context: grpc.aio.ServicerContext) -> bytes:
-    """Read the one message of a call.
-
-    Raises:
-        InvalidRequest: It ended without one.
-    """
-    data = await context.read()
-    if data is grpc.aio.EOF:
-        raise InvalidRequest("the call ended without a message; send one request")
-    return bytes(data)
 
 
 async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaitable[Answer]) -> Answer:
@@ -67,6 +54,8 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         raise
     except AttencodeError as error:
         code = error.status.name
+        if error.reason:
+            metrics.record_refused(error.reason)
         raise
     except Exception as error:
         fault = InternalFault()
@@ -75,6 +64,17 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         raise fault from error
     finally:
         metrics.record_request(method, code, time.perf_counter() - started)
+
+
+def turned_away(method: str, error: AttencodeError) -> None:
+    """Count a call that is refused before anything of it is begun, so that it has no time."""
+    metrics.record_turned_away(method, error.status.name, error.reason)
+
+
+def bare(error: AttencodeError) -> AttencodeError:
+    """Take the way that an error came out of it: gRPC holds errors in cycles, and with the way a request's texts."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:

@@ -101,6 +101,11 @@ class Unavailable(AttencodeError):
 
     status = grpc.StatusCode.UNAVAILABLE
 
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        """Write the message; keep the reason's name where a request was not taken in."""
+        super().__init__(message)
+        self.reason = reason
+
 
 class Outdated(Unavailable):
     """Report that the version which took a request in is no longer served; its successor can answer it."""

@@ -19,6 +19,11 @@ _CODES = (
     *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"),
     "UNAVAILABLE",
 )
+REASONS = (
+    *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
+    *("streams", "unsent_answers", "unauthenticated", "key_rate", "key_concurrency", "connection_requests"),
+    "connection_streams",
+)
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")
 
@@ -66,6 +71,10 @@ BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", _MODEL, b
 BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", _MODEL, buckets=_TOKENS)
 PAD_TOKENS = Counter("attencode_pad_tokens_total", "Pad tokens that were computed.", _MODEL)
 COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were computed, padding included.", _MODEL)
+WASTED_INPUTS = Counter(
+    "attencode_wasted_inputs_total", "Inputs that were computed for callers who were gone by then.", _MODEL
+)
+WASTED_TOKENS = Counter("attencode_wasted_tokens_total", "Tokens of those inputs.", _MODEL)
 INFERENCE_SECONDS = Histogram(
     "attencode_inference_duration_seconds", "One run of a model on a batch.", ("model",), buckets=_SECONDS
 )
@@ -99,9 +108,7 @@ def prepare_requests(methods: Iterable[str]) -> None:
     for method in methods:
         for code in _CODES:
             _of(REQUESTS, method, code)
-    for reason in ("not_accepting", "queue_full", "deadline"):
-        _of(REFUSED, reason)
-    for reason in ("unauthenticated", "key_rate", "key_concurrency", "connection_requests", "connection_streams"):
+    for reason in REASONS:
         _of(REFUSED, reason)
 
 
@@ -109,6 +116,8 @@ def prepare_model(model: str) -> None:
     """Begin a model's series at 0, not ready."""
     _of(READY, model).set(0)
     for metric in (INPUTS, TOKENS, TRUNCATED, PAD_TOKENS, COMPUTED_TOKENS, QUEUE_INPUTS, QUEUE_TOKENS):
+        _of(metric, model)
+    for metric in (WASTED_INPUTS, WASTED_TOKENS):
         _of(metric, model)
     for outcome in ("ok", "error"):
         _of(BATCHES, model, outcome)
@@ -181,7 +190,8 @@ def record_refused(reason: str) -> None:
 def record_turned_away(method: str, code: str, reason: str) -> None:
     """Count a request that was refused before it was begun, so that it has no time."""
     _of(REQUESTS, method, code).inc()
-    _of(REFUSED, reason).inc()
+    if reason:
+        _of(REFUSED, reason).inc()
 
 
 def record_stalled() -> None:
@@ -212,6 +222,12 @@ def record_batch_ended(model: str, outcome: str, inference_s: float = 0.0, whole
     if outcome == "ok":
         _of(INFERENCE_SECONDS, model).observe(inference_s)
         _of(BATCH_SECONDS, model).observe(whole_s)
+
+
+def record_wasted(model: str, inputs: int, tokens: int) -> None:
+    """Count what was computed for callers who were gone when it came back."""
+    _of(WASTED_INPUTS, model).inc(inputs)
+    _of(WASTED_TOKENS, model).inc(tokens)
 
 
 def record_compute_streams(model: str, count: int) -> None:

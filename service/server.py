@@ -21,14 +21,16 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from service import metrics, reflection
 from service.access import Access, ConnectionLimits
+from service.admission import WorkLimits
 from service.backend import Backend
 from service.config import ServiceConfig
+from service.encoding import RequestLimits
 from service.errors import ConfigError
 from service.keyring import KeyRing
 from service.logs import line
 from service.memory import Memory
 from service.served import Models
-from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
+from service.servicer import SERVICE_NAME, EncoderServicer
 from service.tls import Certificates
 from service.tracing import Tracing, otlp_tracing
 from service.transport import probe_options, server_options
@@ -67,6 +69,9 @@ class Server:
         self._models = Models(backend.names)
         limits = RequestLimits(
             config.max_inputs,
+            config.max_request_tokens,
+            config.max_deadline_s,
+            config.max_request_bytes,
             config.max_message_bytes,
             config.max_answer_bytes,
             config.max_stream_requests,
@@ -75,7 +80,8 @@ class Server:
         self._keys = KeyRing(config.api_keys) if config.api_keys else None
         connection = ConnectionLimits(config.max_connection_requests, config.max_connection_streams)
         self._access = Access(connection, self._keys)
-        self._servicer = EncoderServicer(self._models, limits, self._access, self._tracing)
+        work = WorkLimits(config.max_pending_requests, config.max_pending_bytes, config.max_streams)
+        self._servicer = EncoderServicer(self._models, limits, work, self._access, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None

@@ -86,9 +86,11 @@ HEALTHY = (
     ),
     Panel(
         "Refused requests by reason",
-        "queue_full: as many inputs wait as may. deadline: what waits takes longer than the caller allows. "
-        "not_accepting: starting or draining. unauthenticated: no API key that is known. key_rate, key_concurrency, "
-        "connection_requests, connection_streams: one key, or one connection, has as much as it may.",
+        "queue_full, queue_tokens: as many inputs or tokens wait as may. deadline: what waits takes longer than the "
+        "caller allows. requests, request_bytes, streams: as much is in work or open as may. slow_message: it did not "
+        "come in time. unsent_answers: nobody reads large ones. not_accepting: starting or draining. "
+        "unauthenticated: no API key that is known. key_rate, key_concurrency, connection_requests, "
+        "connection_streams: one key, or one connection, has as much as it may.",
         "reqps",
         ((rate("attencode_refused_requests_total", "reason", SERVERS), "{{reason}}"),),
     ),
@@ -109,7 +111,7 @@ HEALTHY = (
     Panel(
         "Unsent answers",
         "Bytes of answers that are computed, or begun, and not yet sent. They stay high where readers are slow. Large "
-        "answers wait for room at attencode_unsent_limit_bytes (--max-answer-bytes, 1 GiB if unset).",
+        "answers wait for room at attencode_unsent_limit_bytes (--max-answer-bytes, 512 MiB if unset).",
         "bytes",
         ((f"attencode_unsent_bytes{{{SERVERS}}}", SERVER),),
     ),

@@ -22,7 +22,7 @@ from service.config import parse_config
 from service.errors import ConfigError
 from service.keys import digest_of, read_keys
 from service.server import Server
-from tests.service.local import APART, ENCODE, LOOK_S, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
+from tests.service.keyed import APART, ENCODE, LOOK_S, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
 
 
 @pytest.fixture(scope="module")

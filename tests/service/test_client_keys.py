@@ -10,7 +10,7 @@ from attencode import Client
 from service.cli import main
 from service.errors import InvalidRequest
 from service.server import Server
-from tests.service.local import Keys, address, serving
+from tests.service.keyed import Keys, address, serving
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from attencode import Client, QueueFull
 from service import server as server_module
 from service.pb import encoder_pb2 as pb
 from service.server import Server
-from tests.service.local import APART, ENCODE, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
+from tests.service.keyed import APART, ENCODE, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
 
 # Frames of HTTP/2, RFC 9113: 3.4, 6.5 and 6.7.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

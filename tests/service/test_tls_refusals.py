@@ -16,7 +16,7 @@ from authority import Authority, Files
 from attencode import Client, Tls, Unavailable
 from service.pem import not_after
 from service.server import Server
-from tests.service.local import APART, ENCODE, REQUEST, address, serving
+from tests.service.keyed import APART, ENCODE, REQUEST, address, serving
 
 HUNG_UP = "UNEXPECTED_EOF_WHILE_READING"
 
