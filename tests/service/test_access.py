@@ -20,7 +20,8 @@ from attencode import Client, QueueFull, Unauthenticated
 from service.cli import main
 from service.config import parse_config
 from service.errors import ConfigError
-from service.keys import digest_of, read_keys
+from service.keys import digest_of
+from service.pb import encoder_pb2 as pb
 from service.server import Server
 from tests.service.keyed import APART, ENCODE, LOOK_S, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
 
@@ -31,6 +32,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     made.add("search")
     made.add("rated", requests_per_second=0.001, burst=3)
     made.add("narrow", max_concurrent=2)
+    made.add("heavy", weight=3)
     return made
 
 
@@ -289,17 +291,21 @@ def test_no_secret_leaves(
     assert all(isinstance(json.loads(line), dict) for line in logged.splitlines())
 
 
-def test_weights_reach_the_engine(server: Server, keys: Keys) -> None:
-    """A request is its key's, with the key's weight, wherever it comes from."""
-    metadata = (("authorization", f"Bearer {keys.known['search']}"),)
-
-    class Context:
-        def peer(self) -> str:
-            return "ipv4:192.0.2.1:1"
-
-        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-            return metadata
-
-    with server._access.session("Encode", Context()) as caller:
-        assert (caller.name, caller.weight) == ("search", 1.0)
-    assert [key.name for key in read_keys(str(keys.path))] == ["search", "rated", "narrow"]
+def test_a_request_is_its_keys(server: Server, keys: Keys) -> None:
+    """In the queue a call and a stream's item have the key's name and weight, wherever they come from."""
+    metadata = (("authorization", f"Bearer {keys.known['heavy']}"),)
+    item = pb.EncodeStreamRequest(id=0, request=REQUEST).SerializeToString()
+    waiting = server._models.find("").engine._waiting
+    with grpc.insecure_channel(address(server)) as channel:
+        unary = channel.unary_unary(ENCODE).future(REQUEST.SerializeToString(), metadata=metadata, timeout=20)
+        for begin, end in (
+            (lambda: unary, lambda call: call.result()),
+            (lambda: channel.stream_stream(STREAM)(iter([item]), metadata=metadata, timeout=20), list),
+        ):
+            call = begin()
+            seen: set[tuple[str, float]] = set()
+            while not call.done() and not seen:
+                seen |= set(dict(waiting._weight_of).items())
+                time.sleep(0.005)
+            assert seen == {("heavy", 3.0)}
+            end(call)

@@ -158,14 +158,18 @@ def dialled(server: Server) -> socket.socket:
 @pytest.fixture(scope="module")
 def hasty(tiny_artifact: Path) -> Iterator[Server]:
     """Serve with no patience for connections that are of no use."""
-    settings = {"handshake_timeout_s": 1, "keepalive_time_s": 1, "max_connection_idle_s": 3}
-    with serving(tiny_artifact, **settings) as started:
+    with serving(tiny_artifact, keepalive_time_s=1, max_connection_idle_s=3) as started:
         yield started
 
 
-def test_a_connection_that_says_nothing(hasty: Server) -> None:
+def test_a_connection_that_says_nothing(tiny_artifact: Path) -> None:
     """It is closed when its time for the first words is up, and so is one that says half of them; others are served."""
-    with dialled(hasty) as silent, dialled(hasty) as half, Client(address(hasty)) as client:
+    with (
+        serving(tiny_artifact, handshake_timeout_s=1) as server,
+        dialled(server) as silent,
+        dialled(server) as half,
+        Client(address(server)) as client,
+    ):
         half.sendall(PREFACE[:10])
         client.encode("abc")
         spoken(silent)
