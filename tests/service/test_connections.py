@@ -157,8 +157,8 @@ def dialled(server: Server) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def hasty(tiny_artifact: Path) -> Iterator[Server]:
-    """Serve with no patience for connections that are of no use."""
-    with serving(tiny_artifact, keepalive_time_s=1, max_connection_idle_s=3) as started:
+    """Serve with no patience for connections that do not answer."""
+    with serving(tiny_artifact, keepalive_time_s=1) as started:
         yield started
 
 
@@ -208,10 +208,13 @@ def test_a_peer_that_pings_without_end(hasty: Server) -> None:
         assert b"too_many_pings" in spoken(sock)
 
 
-def test_a_connection_without_calls(hasty: Server) -> None:
+def test_a_connection_without_calls(tiny_artifact: Path) -> None:
     """It is closed after its time, without a call that fails: the next one opens another."""
     states = []
-    with grpc.insecure_channel(address(hasty), options=APART) as channel:
+    with (
+        serving(tiny_artifact, max_connection_idle_s=1) as server,
+        grpc.insecure_channel(address(server), options=APART) as channel,
+    ):
         channel.subscribe(states.append)
         encode = channel.unary_unary(ENCODE)
         encode(REQUEST.SerializeToString(), timeout=20)
