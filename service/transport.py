@@ -8,7 +8,7 @@ from service.config import ServiceConfig
 Options = tuple[tuple[str, int], ...]
 
 _METADATA_BYTES = 8192  # what gRPC has as its soft limit; a key, a trace's parent and a deadline are some 300
-_LONGEST_ANSWER_S = 20.0  # to a ping; gRPC's own
+_LONGEST_ANSWER_S = 20.0  # to a ping
 _LEAST_PING_MS = 10_000  # below which gRPC's clients do not set their own keepalive
 # Calls that are not the service's own: health's Watch, reflection.
 _OTHER_CALLS = 32
@@ -32,6 +32,7 @@ def probe_options(config: ServiceConfig) -> Options:
 
 
 def _guard(config: ServiceConfig, most_connections: int, most_calls: int) -> Options:
+    patience_ms = _ms(min(config.keepalive_time_s, _LONGEST_ANSWER_S))
     return (
         ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a riddle
         ("grpc.max_allowed_incoming_connections", most_connections),
@@ -40,7 +41,8 @@ def _guard(config: ServiceConfig, most_connections: int, most_calls: int) -> Opt
         ("grpc.server_handshake_timeout_ms", _ms(config.handshake_timeout_s)),
         # A peer that vanished without a word, with calls or without, does not answer this.
         ("grpc.keepalive_time_ms", _ms(config.keepalive_time_s)),
-        ("grpc.keepalive_timeout_ms", _ms(min(config.keepalive_time_s, _LONGEST_ANSWER_S))),
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        ("grpc.http2.ping_timeout_ms", patience_ms),  # which alone ends it: with 60 s, its default, nothing did before
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
         ("grpc.max_connection_idle_ms", _ms(config.max_connection_idle_s)),
