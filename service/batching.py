@@ -231,6 +231,16 @@ class WaitingList:
             for name, waiting in self._tokens_of.items()
         )
 
+    def owed(self, caller: Caller) -> float:
+        """Give the tokens that run before a caller's next ones if others come anew as fast as they are served.
+
+        It waits until all have had what it has had and has waiting.
+        """
+        turn = self._turn.get(caller.name)
+        paid = turn[0] if turn else self._gone.get(caller.name, (0, 0.0))[1]
+        own = self._tokens_of.get(caller.name, 0) / caller.weight
+        return (max(paid - self._paid, 0.0) + own) * self.weight
+
     def near(self, anchor: Waiting, reach: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Give (length, number) of those nearest to one: shorter ones, and longer ones; the nearest last."""
         place = bisect_left(self._by_length, (anchor.length, anchor.number))
@@ -329,18 +339,18 @@ class Batch:
         """Give the rows that an output has values for."""
         return self.state_rows if name.startswith(HIDDEN_STATES) else np.arange(len(self.lengths))
 
-    def row(self, number: int) -> "Batch":
-        """Give one row as a batch of its own, with the same padding."""
-        one = slice(number, number + 1)
+    def part(self, numbers: SequenceOf[int]) -> "Batch":
+        """Give some rows, in ascending order, as a batch of their own, with the same padding."""
+        rows = np.asarray(numbers, dtype=np.int64)
         return replace(
             self,
-            lengths=self.lengths[one],
-            input_ids=self.input_ids[one],
-            attention_mask=self.attention_mask[one],
-            token_type_ids=self.token_type_ids[one],
-            pooling_mask=self.pooling_mask[one],
-            looks=self.looks[one],
-            state_rows=np.zeros(int(number in self.state_rows), np.int64),
+            lengths=tuple(self.lengths[row] for row in numbers),
+            input_ids=self.input_ids[rows],
+            attention_mask=self.attention_mask[rows],
+            token_type_ids=self.token_type_ids[rows],
+            pooling_mask=self.pooling_mask[rows],
+            looks=tuple(self.looks[row] for row in numbers) if self.looks else (),
+            state_rows=np.flatnonzero(np.isin(rows, self.state_rows)),
         )
 
 

@@ -66,6 +66,18 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         metrics.record_request(method, code, time.perf_counter() - started)
 
 
+async def veiled(method: str, context: grpc.aio.ServicerContext, life: Awaitable[None]) -> None:
+    """Await the life of a stream; a fault of ours ends it with INTERNAL and an id, where gRPC would show its words."""
+    try:
+        await life
+    except (grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError, grpc.RpcError):
+        raise  # gRPC's own, of a call that has its status, or that has ended
+    except Exception as error:  # noqa: BLE001 - the caller is told, the log has it
+        fault = InternalFault()
+        _LOG.error("%s failed (%s)", method, fault.id, exc_info=error, extra={"error_id": fault.id})
+        await abort(context, fault)
+
+
 def turned_away(method: str, error: AttencodeError) -> None:
     """Count a call that is refused before anything of it is begun, so that it has no time."""
     metrics.record_turned_away(method, error.status.name, error.reason)
@@ -78,7 +90,11 @@ def bare(error: AttencodeError) -> AttencodeError:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
-    """End a call with an error's status, message and, where trying again helps, its delay."""
+    """End a call with an error's status, message and, where trying again helps, its delay.
+
+    Raises:
+        asyncio.CancelledError: The call is over already, by its deadline or its caller.
+    """
     trailing: tuple[tuple[str, str | bytes], ...] = ()
     if isinstance(error, QueueFull):
         delay = Duration()
@@ -92,4 +108,7 @@ async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> Non
         )
     elif isinstance(error, AnswerTooLarge) and error.fits_stream:
         trailing = (("attencode-fits-stream", "1"),)
-    await context.abort(error.status, caller_message(error), trailing)
+    try:
+        await context.abort(error.status, caller_message(error), trailing)
+    except grpc.aio.InternalError as over:  # it would log each as a fault of ours, with a traceback
+        raise asyncio.CancelledError from over

@@ -129,6 +129,9 @@ class ServiceConfig(BaseSettings):
         60.0, description="After how long a silence a connection must give a sign of life, within 20 s, or is closed"
     )
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
+    stuck_after_s: Patience = Field(
+        60.0, description="When a batch that does not end is given up, and with it the process, or on Ray the replica"
+    )
 
     ray: CliImplicitFlag[bool] = Field(default=False, description="Run the models on replicas of Ray Serve")
     address: str = Field("", description="Ray cluster to join: auto for this node's, or HOST:PORT; empty starts one")
