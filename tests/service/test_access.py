@@ -305,7 +305,7 @@ def test_a_request_is_its_keys(server: Server, keys: Keys) -> None:
             call = begin()
             seen: set[tuple[str, float]] = set()
             while not call.done() and not seen:
-                seen |= set(dict(waiting._weight_of).items())
+                seen |= {(one.caller.name, one.caller.weight) for one in list(waiting._by_arrival.values())}
                 time.sleep(0.005)
             assert seen == {("heavy", 3.0)}
             end(call)
