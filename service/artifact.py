@@ -11,11 +11,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from service.confined import open_file, read_file
+from service.confined import open_file, read_bounded, read_file
 from service.errors import ArtifactError
 from service.graph_file import FLOAT, INT64, MOST_BYTES, Expected, Port, check_graph
 
@@ -25,10 +25,10 @@ WEIGHTS_FILE = "weights.bin"
 _FILES = {"encode.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
-_CUDA_WEIGHTS = "weights.cuda.bin"
-_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, _CUDA_WEIGHTS}  # all or none
+CUDA_WEIGHTS = "weights.cuda.bin"
+_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, CUDA_WEIGHTS}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask", "state_rows"}
-_NOT_DESCRIBED = ("folder", "digest", "optional_files")
+_NOT_DESCRIBED = ("folder", "digest", "optional_files", "marks", "digests")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
 _POOLINGS = {"cls", "mean", "max", "last", "sentence"}
 _MOST_DESCRIPTION_BYTES = 4 << 20  # a layer takes some 500 bytes, the rest is prompts
@@ -67,6 +67,8 @@ class Artifact:
         sentence_size: Width of the model's own pooled vectors.
         pool_prompt: Whether a prompt's tokens are pooled with the text's.
         optional_files: Names of the files beyond those that every artifact has.
+        marks: Of each verified file what tells that it is still the same.
+        digests: Of each of them its sha256.
     """
 
     folder: Path
@@ -93,10 +95,31 @@ class Artifact:
     sentence_size: int
     pool_prompt: bool
     optional_files: frozenset[str] = frozenset()
+    marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def pooled_size(self, pooling: str) -> int:
         """Give the width of one pooling's vectors."""
         return self.sentence_size if pooling == "sentence" else self.hidden_size
+
+    def check_unchanged(self, *names: str) -> None:
+        """Do nothing while some files are those that were verified; to be asked once they are opened.
+
+        Raises:
+            ArtifactError: One was changed, replaced or removed since.
+        """
+        for name in self.marks.keys() & set(names):
+            try:
+                now = mark_of((self.folder / name).stat())
+            except OSError as error:
+                raise ArtifactError(
+                    f"{self.folder / name} was removed under the running server: {error.strerror}; "
+                    "put the artifact back and start the server anew"
+                ) from error
+            if now != self.marks[name]:
+                raise ArtifactError(
+                    f"{self.folder / name} was changed or replaced under the running server; start it anew"
+                )
 
 
 def is_artifact(folder: Path) -> bool:
@@ -113,8 +136,8 @@ def open_artifact(folder: Path) -> Artifact:
     artifact, files = _read_description(folder)
     sizes = {name: _size(folder, name) for name in _checked_names(folder, files)}
     _check_sizes(artifact, sizes[WEIGHTS_FILE])
-    _verify_files(artifact, files, sizes)
-    return artifact
+    marks = _verify_files(artifact, files, sizes)
+    return replace(artifact, marks=marks, digests={name: files[name]["sha256"] for name in marks})
 
 
 def open_description(folder: Path) -> Artifact:
@@ -269,23 +292,29 @@ def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
         )
 
 
-def _verify_files(artifact: Artifact, files: Any, sizes: Mapping[str, int]) -> None:
-    """Hold each file against its recorded size and digest, and each graph against the rest."""
+def mark_of(stat: os.stat_result) -> tuple[int, ...]:
+    """Give what tells a file from another one, and from itself after it was written: device, inode, size, time."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _verify_files(artifact: Artifact, files: Any, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Hold each file against its recorded size and digest, and each graph against the rest; gives their marks."""
     folder = artifact.folder
+    marks: dict[str, tuple[int, ...]] = {}
     graphs = _graphs(artifact, sizes)
     for name, expected in files.items():
         if not isinstance(expected, dict) or sizes[name] != expected.get("bytes"):
             raise ArtifactError(f"{folder / name} was changed or damaged after the export; export the model again")
-        content = read_file(folder, name, MOST_BYTES) if name in graphs else None
-        if content is not None:
-            digest = hashlib.sha256(content).hexdigest()
-        else:
-            with open_file(folder, name) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # a BinaryIO will do
+        with open_file(folder, name) as file:
+            marks[name] = mark_of(os.fstat(file.fileno()))
+            content = read_bounded(file, folder / name, MOST_BYTES) if name in graphs else None
+            whole = hashlib.sha256(content) if content is not None else hashlib.file_digest(file, "sha256")  # type: ignore[arg-type] # a BinaryIO will do
+        digest = whole.hexdigest()
         if digest != expected.get("sha256"):
             raise ArtifactError(f"{folder / name} was changed or damaged after the export; export the model again")
         if content is not None:
             check_graph(folder / name, content, graphs[name])
+    return marks
 
 
 def _graphs(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, Expected]:
@@ -304,10 +333,10 @@ def _graphs(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, Expected]
         "encode.onnx": Expected(inputs, {**last, **pooled, **states}, *plain),
         "attention.onnx": Expected({**looked, **weights}, seen, *plain),
     }
-    if _CUDA_WEIGHTS in sizes:
+    if CUDA_WEIGHTS in sizes:
         own = f"pooled_{artifact.pooling}"
         without = {name: port for name, port in inputs.items() if name != "state_rows"}
-        fused = (_CUDA_WEIGHTS, sizes[_CUDA_WEIGHTS])
+        fused = (CUDA_WEIGHTS, sizes[CUDA_WEIGHTS])
         graphs[CUDA_GRAPH] = Expected(without, {**last, **pooled}, *fused)
         graphs[CUDA_POOLED_GRAPH] = Expected(without, {**last, own: pooled[own]}, *fused)
     return graphs
