@@ -215,7 +215,7 @@ class EncoderServicer:
             started = time.monotonic()
             with self._intake.request() as place:
                 request = codec.decode_encode_request(message.request)
-                place.hold(data)
+                place.hold(data, copies=3)
                 call = Call(request, _caller(context), place, share, most, deadline_s(context), started)
                 return await self._encoding.encode(call, finish)
 
