@@ -49,7 +49,9 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
     except AttencodeError as error:
         code = error.status.name
         raise
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception, and would leave the call unanswered
         fault = InternalFault()
         code = fault.status.name
         _LOG.exception("%s failed (%s)", method, fault.id, extra={"error_id": fault.id})

@@ -24,6 +24,7 @@ from service.config import ServiceConfig
 from service.errors import ConfigError
 from service.logs import line
 from service.memory import Memory
+from service.scrape import Scrape
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
 from service.tls import Certificates
@@ -77,7 +78,7 @@ class Server:
         )
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
-        self._metrics_server: tuple[object, object] | None = None
+        self._scrape: Scrape | None = None
         self.port = 0
         self.health_port: int | None = None
         self.metrics_port: int | None = None
@@ -123,8 +124,8 @@ class Server:
         await self._backend.stop()
         if self._health_server is not None:  # alive for its probes until nothing is left to do
             await self._health_server.stop(None)
-        if self._metrics_server is not None:
-            await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
+        if self._scrape is not None:
+            await asyncio.to_thread(self._scrape.close)
         if self._pulse is not None:
             self._pulse.cancel()
         if self._tracing is not None:
@@ -196,13 +197,13 @@ class Server:
         memory = Memory()
         metrics.watch_memory(memory.used_bytes, memory.limit_bytes)
         try:
-            self._metrics_server = prometheus_client.start_http_server(config.metrics_port, host)
+            self._scrape = Scrape(host, config.metrics_port)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {host}:{config.metrics_port}: {error.strerror}; "
                 "choose another --metrics-port, or none"
             ) from error
-        self.metrics_port = self._metrics_server[0].server_port
+        self.metrics_port = self._scrape.port
 
     async def _announce(self, *, draining: bool = False) -> None:
         """Tell health which models answer; the server as a whole is ready while one of them does."""

@@ -29,7 +29,15 @@ from service.errors import (
 )
 from service.outputs import check_answer_size
 from service.pb import encoder_pb2 as pb
-from service.request import EncodeRequest, EncodeResult, InputResult, Timings, TokenizeRequest, TokenizeResult
+from service.request import (
+    EncodeRequest,
+    EncodeResult,
+    InputResult,
+    Timings,
+    TokenIdsInput,
+    TokenizeRequest,
+    TokenizeResult,
+)
 from service.served import Models, ServedModel
 from service.stream import ByteBudget, ServerBudget, Share, in_order, off_loop
 from service.tokenization import Sequence
@@ -41,6 +49,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
 # Texts and answers beyond these sizes are worked on beside the event loop, which they would hold up for
 # longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
 _INLINE_TEXT_BYTES = 16_384
+_ID_CHARS = 2  # what a token id that is given costs, in characters of text
 _INLINE_ANSWER_BYTES = 1_000_000
 _INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
 # Of a unary answer's tensors at most at one time: as arrays, as a message, as its bytes, and one tensor on the way from
@@ -154,6 +163,7 @@ class EncoderServicer:
         most_bytes: int,
     ) -> Answer:
         """Answer one parsed request; `finish` turns the result into what is sent."""
+        self._check_inputs(message)
         request = codec.decode_encode_request(message)
         call = _Call(request, context.peer(), deadline_s(context), started, share, most_bytes)
         while True:
@@ -206,7 +216,9 @@ class EncoderServicer:
         return answer
 
     async def _tokenize(self, data: bytes, _context: Context) -> bytes:
-        request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
+        message = codec.parse(pb.TokenizeRequest, data)
+        self._check_inputs(message)
+        request = codec.decode_tokenize_request(message)
         served = self._find(request)
         sequences, _ = await _sequences(served, request, describe=True)
         results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
@@ -289,16 +301,23 @@ class EncoderServicer:
             self._check_size(len(answer.head))
             return answer
 
+        async def work() -> StreamAnswer:
+            if unread is not None:
+                raise unread
+            most = self._limits.max_answer_bytes
+            return await self._encode_message(
+                message.request, context, finish, started=started, share=share, most_bytes=most
+            )
+
+        started, unread, message = time.monotonic(), None, pb.EncodeStreamRequest()
         try:
-            started = time.monotonic()
             message = codec.parse(pb.EncodeStreamRequest, data)
             number = message.id
-            most_bytes = self._limits.max_answer_bytes
-            work = self._encode_message(
-                message.request, context, finish, started=started, share=share, most_bytes=most_bytes
-            )
+        except InvalidRequest as error:  # counted as other items are
+            unread = error
+        try:
             with self._span("EncodeStream", context, item=number):
-                return await counted("EncodeStream", context, work)
+                return await counted("EncodeStream", context, work())
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
@@ -330,12 +349,15 @@ class EncoderServicer:
         served = self._models.find(request.model)
         if not request.inputs:
             raise InvalidRequest("the request has no inputs; send at least one")
+        return served
+
+    def _check_inputs(self, request: pb.EncodeRequest | pb.TokenizeRequest) -> None:
+        """Refuse more inputs than a request may have, before they are looked at: of 800,000 that takes seconds."""
         if len(request.inputs) > self._limits.max_inputs:
             raise InvalidRequest(
                 f"the request has {len(request.inputs)} inputs, more than this server's {self._limits.max_inputs}; "
                 "send several requests, for instance over EncodeStream"
             )
-        return served
 
 
 async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:
@@ -353,8 +375,11 @@ async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe:
 
 
 def _text_bytes(request: TokenizeRequest) -> int:
-    """Estimate the size of a request's texts, in characters."""
+    """Estimate the size of a request's inputs in characters, of which a token id is worth some."""
     total = 0
     for item in request.inputs:
-        total += len(getattr(item, "text", "")) + len(getattr(item, "pair", None) or "")
+        if isinstance(item, TokenIdsInput):
+            total += _ID_CHARS * len(item.ids)
+        else:
+            total += len(item.text) + len(item.pair or "")
     return total

@@ -390,7 +390,9 @@ def span_ids() -> tuple[str, str] | None:
 
 
 def _named(attributes: Mapping[str, int]) -> dict[str, int | str]:
-    return {f"attencode.{name}": value for name, value in attributes.items()}
+    return {
+        f"attencode.{name}": value if value < 2**63 else str(value) for name, value in attributes.items()
+    }  # as OTLP
 
 
 def _version() -> str:

@@ -18,6 +18,7 @@ ALLOWED = {
     "tls": {"pem", "errors"},
     "metrics": set(),
     "memory": set(),
+    "scrape": set(),
     "callers": set(),
     "tracing": {"errors"},
     "logs": {"tracing"},

@@ -66,6 +66,8 @@ def others(client: Client) -> Iterator[None]:
         (["abc"], {"attention": True, "heads": [3]}, "head 3 does not exist; it must be from -3 to 2"),
         (["abc"], {"hidden_states": [3]}, "hidden state layer 3 does not exist; it must be from -3 to 2"),
         (["abc"], {"hidden_states": [0, -3]}, "name one twice"),
+        (["abc"], {"hidden_states": [0] * 20_000}, "20,000 hidden state layer numbers are too many: there are 3; name"),
+        (["abc"], {"attention": True, "heads": [9] * 4}, "4 head numbers are too many: there are 3; name each once"),
         (["a " * 50], {"truncation": "off"}, "sequence of 52 tokens exceeds the model's 40; set truncation"),
         (["abc"], {"attention": True, "queries": [1] * 65_537}, "name 65,537 tokens and spans, and may name 65,536"),
         (["abc"], {"attention": True, "keys": [(0, 1)] * 70_000}, "name 70,000 tokens and spans"),
@@ -123,7 +125,7 @@ def test_an_answer_too_large_says_what_fits(tiny: Client) -> None:
 
 def test_long_words_of_the_caller_keep_the_status(tiny: Client) -> None:
     """An error that repeats what the caller sent is cut, and is still INVALID_ARGUMENT."""
-    for options in ({"prompt_name": "p" * 50_000}, {"model": "注" * 50_000}, {"hidden_states": [0] * 20_000}):
+    for options in ({"prompt_name": "p" * 50_000}, {"model": "注" * 50_000}):
         with others(tiny), pytest.raises(InvalidRequest, match=r"\.\.\. \(\d+ characters\)"):
             tiny.encode("x", **options)
     (answer,) = tiny.encode_stream([attencode.encode_request("x", model="x" * 100_000)])
