@@ -128,8 +128,8 @@ def test_a_whole_server(stormy: Any, hasty: bool) -> None:
     told = asyncio.run(Storm(stormy.address, seed=7, hasty=hasty).run(1500))
     assert not told.faults
     assert told.canaries > 10
-    assert told.statuses["Encode", "OK"] > 100
-    assert told.statuses["EncodeStream", "OK"] > 100
+    assert told.statuses["Encode", "OK"] > 20
+    assert told.statuses["EncodeStream", "OK"] > 20
     if not hasty:  # a call that its client leaves may not have come to be counted
         assert not in_excess(told.statuses, counted(stormy.metrics_port) - before)
     for _ in range(50):
