@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from service import codec, metrics
-from service.calls import abort, counted, deadline_s
+from service.calls import abort, check_metadata, counted, deadline_s, received
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.errors import (
     AnswerTooLarge,
@@ -115,7 +115,8 @@ class EncoderServicer:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
-        unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
+        # Said to be streams of requests: gRPC leaves a call without any message unanswered if it is to read it itself.
+        unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods = {
             "Encode": unary(self._unary("Encode", self._encode)),
             "Tokenize": unary(self._unary("Tokenize", self._tokenize)),
@@ -127,13 +128,17 @@ class EncoderServicer:
 
     def _unary(
         self, method: str, answer: Callable[[bytes, Context], Awaitable[bytes]]
-    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    ) -> Callable[[object, Context], Awaitable[bytes]]:
         """Wrap a method: time it, count it, and turn its errors into statuses."""
 
-        async def handle(data: bytes, context: Context) -> bytes:
+        async def answered(context: Context) -> bytes:
+            check_metadata(context)
+            return await answer(await received(context), context)
+
+        async def handle(_messages: object, context: Context) -> bytes:
             try:
                 with self._span(method, context):
-                    return await counted(method, context, answer(data, context))
+                    return await counted(method, context, answered(context))
             except AttencodeError as error:
                 await abort(context, error)
                 raise
@@ -236,6 +241,10 @@ class EncoderServicer:
         Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's. Where nobody
         reads, all but the message that gRPC has already is let go of; the status comes behind that one.
         """
+        try:
+            check_metadata(context)
+        except InvalidRequest as error:
+            await abort(context, error)
         budget = ByteBudget(self._limits.max_message_bytes)
         shares: set[Share] = set()
 
