@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,46 +65,101 @@ def where(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def serve(where: str) -> Iterator[Callable[..., str]]:
-    """Give a function that serves an artifact in this process, in float32, and gives the address."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    servers: list[Server] = []
+class Servers:
+    """Servers of this process, on an event loop of their own; on Ray each has an application of its own."""
 
-    def call(coroutine: object) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)  # type: ignore[arg-type]
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._numbers = count()
 
-    async def build(config: ServiceConfig, artifact: Path, tracing: Tracing | None) -> None:
+    @contextmanager
+    def serving(self) -> Iterator[Callable[..., str]]:
+        """Give a function that serves an artifact in float32 and gives the address; the servers end with the block."""
+        servers: list[tuple[Server, ServiceConfig]] = []
+
+        def start(artifact: Path, tracing: Tracing | None = None, **settings: object) -> str:
+            defaults = {"port": 0, "metrics_port": "none", "provider": "cpu", "precision": "float32"}
+            if self._where == "ray":
+                name = f"served-{next(self._numbers)}"
+                defaults |= {"ray": True, "model_name": name, "replica_cpus": LITTLE_CPU}
+            config = ServiceConfig.model_validate({"model": str(artifact), **defaults, **settings})
+            server = self._call(self._build(config, artifact, tracing))
+            servers.append((server, config))
+            return f"127.0.0.1:{server.port}"
+
+        try:
+            yield start
+        finally:
+            for server, config in servers:
+                self._call(server.stop())
+                if config.ray:
+                    delete(config.model_name)
+
+    async def _build(self, config: ServiceConfig, artifact: Path, tracing: Tracing | None) -> Server:
         opened = open_artifact(artifact)
         artifacts = {config.model_name or opened.model_id: opened}
         if config.ray:
             await asyncio.to_thread(deployed, config, artifacts)
         backend = ray_backend(config, artifacts) if config.ray else LocalBackend(config, artifacts)
-        servers.append(Server(config, backend, tracing))
-        await servers[-1].start()
+        server = Server(config, backend, tracing)
+        await server.start()
+        return server
 
-    def start(artifact: Path, tracing: Tracing | None = None, **settings: object) -> str:
-        defaults = {"port": 0, "metrics_port": "none", "provider": "cpu", "precision": "float32"}
-        if where == "ray":
-            defaults |= {"ray": True, "model_name": f"served-{len(servers)}", "replica_cpus": LITTLE_CPU}
-        config = ServiceConfig.model_validate({"model": str(artifact), **defaults, **settings})
-        call(build(config, artifact, tracing))
-        return f"127.0.0.1:{servers[-1].port}"
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
-    yield start
-    for server in servers:
-        call(server.stop())
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    def close(self) -> None:
+        """End the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def servers(where: str) -> Iterator[Servers]:
+    """Give the servers of this process."""
+    servers = Servers(where)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def serve(servers: Servers) -> Iterator[Callable[..., str]]:
+    """Give a function that serves an artifact in this process, in float32, and gives the address."""
+    with servers.serving() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve_for_module(servers: Servers) -> Iterator[Callable[..., str]]:
+    """Give the same for servers that all tests of a module may share."""
+    with servers.serving() as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def serve_for_all(servers: Servers) -> Iterator[Callable[..., str]]:
+    """Give the same for servers that all tests may share."""
+    with servers.serving() as start:
+        yield start
 
 
 def deployed(config: ServiceConfig, artifacts: dict[str, Artifact]) -> None:
     from service.cluster import ensure_deployed  # only where Ray is there
 
     ensure_deployed(config, artifacts)
+
+
+def delete(name: str) -> None:
+    """Let a model's replicas go, so that they do not take the cores of the tests that follow; waits for nothing."""
+    from ray import serve as ray_serve
+
+    from service.replicas import application_name
+
+    ray_serve.delete(application_name(name), _blocking=False)
 
 
 def ray_backend(config: ServiceConfig, artifacts: dict[str, Artifact]) -> Backend:
@@ -112,16 +169,16 @@ def ray_backend(config: ServiceConfig, artifacts: dict[str, Artifact]) -> Backen
 
 
 @pytest.fixture(scope="session")
-def tiny(serve: Callable[..., str], tiny_artifact: Path) -> Iterator[Client]:
+def tiny(serve_for_all: Callable[..., str], tiny_artifact: Path) -> Iterator[Client]:
     """Give a client of a server of the tiny BERT."""
-    with Client(serve(tiny_artifact, max_inputs=64, max_message_bytes=2**20)) as client:
+    with Client(serve_for_all(tiny_artifact, max_inputs=64, max_message_bytes=2**20)) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def minilm_address(serve: Callable[..., str], minilm_artifact: Path) -> str:
+def minilm_address(serve_for_all: Callable[..., str], minilm_artifact: Path) -> str:
     """Give the address of a server of the real weights."""
-    return serve(minilm_artifact)
+    return serve_for_all(minilm_artifact)
 
 
 @pytest.fixture(scope="session")

@@ -173,13 +173,13 @@ def test_float16_is_within_its_rounding(known: list[Known], minilm_client: Clien
 
 
 @pytest.fixture(scope="module")
-def bfloat16_client(serve: Callable[..., str], minilm_artifact: Path) -> Iterator[Client]:
+def bfloat16_client(serve_for_module: Callable[..., str], minilm_artifact: Path) -> Iterator[Client]:
     """Give a client of a server that computes in bf16."""
     try:
         choose_placement("openvino", "bfloat16")
     except ProviderError as error:
         pytest.skip(str(error))
-    with Client(serve(minilm_artifact, provider="openvino", precision="bfloat16")) as client:
+    with Client(serve_for_module(minilm_artifact, provider="openvino", precision="bfloat16")) as client:
         yield client
 
 

@@ -19,9 +19,9 @@ TEXTS = ["hello world", "a", "the dog did not attack", "naïve 中文 text", "ti
 
 
 @pytest.fixture(scope="module")
-def address(serve: Callable[..., str], tiny_artifact: Path) -> str:
+def address(serve_for_module: Callable[..., str], tiny_artifact: Path) -> str:
     """Give the address of a server of the tiny BERT that takes requests of a few KiB."""
-    return serve(tiny_artifact, max_request_bytes=4096, max_inputs=16)
+    return serve_for_module(tiny_artifact, max_request_bytes=4096, max_inputs=16)
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def address(serve: Callable[..., str], tiny_artifact: Path) -> str:
+def address(serve_for_module: Callable[..., str], tiny_artifact: Path) -> str:
     """Give the address of a server of the tiny BERT."""
-    return serve(tiny_artifact)
+    return serve_for_module(tiny_artifact)
 
 
 def words(address: str, source: Path | str, output: Path | str, *flags: str) -> list[str]:

@@ -68,9 +68,9 @@ def test_nothing_comes_between_chunks(minilm_client: Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def small(serve: Callable[..., str], minilm_artifact: Path) -> str:
+def small(serve_for_module: Callable[..., str], minilm_artifact: Path) -> str:
     """Give a server of small messages, and of streams' answers that are not much larger."""
-    return serve(minilm_artifact, max_message_bytes=2**20, max_answer_bytes=6_000_000)
+    return serve_for_module(minilm_artifact, max_message_bytes=2**20, max_answer_bytes=6_000_000)
 
 
 def test_too_large_for_encode_and_for_a_stream(small: str) -> None:

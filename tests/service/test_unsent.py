@@ -16,9 +16,9 @@ from tests.service.streams import LONG, LONGER, UNHURRIED, item, metric, open_st
 
 
 @pytest.fixture(scope="module")
-def narrow(serve: Callable[..., str], minilm_artifact: Path) -> str:
+def narrow(serve_for_module: Callable[..., str], minilm_artifact: Path) -> str:
     """Give a server that has room for one large answer and a half."""
-    return serve(minilm_artifact, max_message_bytes=2**22, max_answer_bytes=28_000_000)
+    return serve_for_module(minilm_artifact, max_message_bytes=2**22, max_answer_bytes=28_000_000)
 
 
 def test_large_answers_wait_for_each_other(narrow: str) -> None:

@@ -59,7 +59,7 @@ def test_a_model_is_replaced_under_load(
 def no_artifact(folder: Path, _artifact: Path) -> str:
     folder.mkdir()
     (folder / "notes.txt").write_text("nothing")
-    return "config.json is missing"
+    return "holds neither an artifact (artifact.json) nor a checkpoint (config.json or modules.json)"
 
 
 def damaged(folder: Path, artifact: Path) -> str:
