@@ -123,6 +123,14 @@ def test_an_answer_too_large_says_what_fits(tiny: Client) -> None:
     assert tiny.encode(texts, attention=[0]).results[0].attention is not None
 
 
+def test_too_many_inputs_are_not_read(tiny: Client) -> None:
+    """Their number alone is looked at: what is wrong with one of them is not."""
+    many = [pb.Input(text="a")] * 64 + [pb.Input()]
+    for call, kind in ((tiny._stub.Encode, pb.EncodeRequest), (tiny._stub.Tokenize, pb.TokenizeRequest)):
+        with pytest.raises(grpc.RpcError, match="65 inputs, more than this server's 64"):
+            call(kind(inputs=many))
+
+
 def test_long_words_of_the_caller_keep_the_status(tiny: Client) -> None:
     """An error that repeats what the caller sent is cut, and is still INVALID_ARGUMENT."""
     for options in ({"prompt_name": "p" * 50_000}, {"model": "注" * 50_000}):

@@ -51,7 +51,7 @@ def unharmed(server: Any, *, memory: int = 96 * MIB) -> Iterator[None]:
         def work() -> None:
             nonlocal most
             try:
-                while not done.wait(0.01):
+                while not done.wait(0.001):
                     np.testing.assert_allclose(client.encode("abc").pooled, expected, atol=1e-5)
                     most = max(most, process.memory_info().rss)
             except BaseException as error:  # noqa: BLE001 - told to the test below
@@ -125,7 +125,7 @@ def asked(number: int) -> bytes:
 FLOODS: dict[str, Callable[[], bytes]] = {
     "settings": lambda: raw.settings() * 50_000,
     "pings": lambda: frame(raw.PING, 0, 0, b"12345678") * 50_000,
-    "begun and reset": lambda: repeated(lambda number: begun(number) + reset(number), 10_000),
+    "begun and reset": lambda: repeated(lambda number: begun(number) + reset(number), 20_000),
     "asked and reset": lambda: repeated(lambda number: asked(number) + reset(number), 5_000),
     "headers without an end": lambda: (
         frame(raw.HEADERS, 0, 1, raw.block(headers()))
@@ -204,7 +204,8 @@ def test_metadata_that_grpc_does_not_count(server: Any, size: int, expected: int
         with unharmed(server), Connection(server.address) as connection:
             connection.send(*(frame(kind, flag, 1, part) for kind, flag, part in zip(kinds, flags, parts, strict=True)))
             connection.send(frame(raw.DATA, raw.END_STREAM, 1, message(GOOD) if block is data else b""))
-            assert connection.read(until=1).statuses == {1: expected}
+            told = connection.read(until=1).statuses[1]
+            assert told == expected or (expected and told == 8)  # gRPC's own, where it does notice
 
 
 def test_many_that_inflate_at_once(server: Any) -> None:
