@@ -73,6 +73,12 @@ def others(client: Client) -> Iterator[None]:
         (["abc"], {"attention": True, "keys": [(0, 1)] * 70_000}, "name 70,000 tokens and spans"),
         (["abc"] * 64, {"attention": True, "keys": [1] * 1025}, r"name 1,025 tokens and spans of each of 64 inputs"),
         ([[2, 9999, 3]], {}, "token id 9999 is outside the vocabulary of 41"),
+        (
+            [[2, *[3] * 60, 5, 3]],
+            {},
+            "input 0: 62 of its 64 tokens are special ones, which are never cut, and the model's",
+        ),
+        ([[2, 5, *[3] * 38, 6, 3]], {"truncation": "left"}, "40 of its 42 tokens are special ones"),
         ([[5, 6]], {}, r"must begin with 2 \(\[CLS\]\) and end with 3 \(\[SEP\]\)"),
     ],
 )
