@@ -76,7 +76,7 @@ def others(client: Client) -> Iterator[None]:
         (
             [[2, *[3] * 60, 5, 3]],
             {},
-            "input 0: 62 of its 64 tokens are special ones, which are never cut, and the model's",
+            "62 of its 63 tokens are special ones, which are never cut, and the model's 40",
         ),
         ([[2, 5, *[3] * 38, 6, 3]], {"truncation": "left"}, "40 of its 42 tokens are special ones"),
         ([[5, 6]], {}, r"must begin with 2 \(\[CLS\]\) and end with 3 \(\[SEP\]\)"),
