@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from service.batching import BatchLimits, BatchPlan, Waiting, WaitingList, plan
+from service.callers import Caller
 
 LIMITS = BatchLimits(max_batch_tokens=512, few_shapes=True)  # those of a server with two threads and OpenVINO
 OFFLINE_TOKENS = 400
@@ -82,24 +83,26 @@ class Device:
 
 
 @dataclass
-class Caller:
+class Sender:
     """One who sends requests.
 
     Attributes:
-        origin: Its name.
+        name: What callers are told apart by.
         requests: Token counts of each request's texts.
         in_flight: Requests that it keeps unanswered; the next comes when one is answered.
         times_s: When each request comes instead, whatever is unanswered.
         pause_s: Between an answer and the next request.
         probe: Whether it goes on only while the others do, and is reported apart.
+        weight: Its share beside others.
     """
 
-    origin: str
+    name: str
     requests: Iterator[list[int]]
     in_flight: int = 1
     times_s: list[float] | None = None
     pause_s: float = TURNAROUND_S
     probe: bool = False
+    weight: float = 1.0
 
 
 @dataclass
@@ -124,7 +127,7 @@ class Outcome:
 class Simulation:
     """One run of callers against a device with the policy between them."""
 
-    def __init__(self, callers: list[Caller], device: Device, limits: BatchLimits = LIMITS) -> None:
+    def __init__(self, callers: list[Sender], device: Device, limits: BatchLimits = LIMITS) -> None:
         """Let every caller's first requests come."""
         self._device, self._limits = device.fresh(), limits
         self._waiting, self._numbers, self._order = WaitingList(), count(), count()
@@ -153,7 +156,7 @@ class Simulation:
     def _at(self, time_s: float, happen: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._order), happen))
 
-    def _arrive(self, caller: Caller, now: float) -> None:
+    def _arrive(self, caller: Sender, now: float) -> None:
         lengths = next(caller.requests, None)
         if lengths is None or (caller.probe and self._left <= 0):
             self._left -= not caller.probe and caller.times_s is None
@@ -163,7 +166,7 @@ class Simulation:
         for length in lengths:
             number = next(self._numbers)
             self._open[number] = request
-            self._waiting.add(Waiting(number, length, now, caller.origin))
+            self._waiting.add(Waiting(number, length, now, Caller(caller.name, caller.weight)))
         self.outcome.policy_s += time.thread_time() - started
 
     def _start(self, now: float) -> None:
@@ -183,7 +186,7 @@ class Simulation:
         self.outcome.padded += len(items) * longest
         self.outcome.lengths += [item.length for item in items]
         for item in items:
-            self.outcome.tokens_of[item.origin] = self.outcome.tokens_of.get(item.origin, 0) + item.length
+            self.outcome.tokens_of[item.caller.name] = self.outcome.tokens_of.get(item.caller.name, 0) + item.length
         self._at(now + seconds, lambda end: self._answer(items, end))
 
     def _answer(self, items: list[Waiting], now: float) -> None:
@@ -200,7 +203,7 @@ class Simulation:
 
 @dataclass
 class _Request:
-    caller: Caller
+    caller: Sender
     came_s: float
     missing: int
 
@@ -228,7 +231,7 @@ def texts(kind: str, requests: int, size: int = 1, seed: int = 0) -> Iterator[li
     return iter([[LENGTHS[kind](draw) for _ in range(size)] for _ in range(requests)])
 
 
-def steady(kind: str, load: float, device: Device) -> list[Caller]:
+def steady(kind: str, load: float, device: Device) -> list[Sender]:
     """Single texts of 64 callers, at random times."""
     lengths = [request[0] for request in texts(kind, 4000)]
     draw, mean_s = random.Random(1), offline_s(lengths, device) / 4000 / load
@@ -236,39 +239,39 @@ def steady(kind: str, load: float, device: Device) -> list[Caller]:
     for number in range(64):
         own = list(texts(kind, 4000 // 64, seed=number))
         times = [draw.uniform(0, 4000 * mean_s) for _ in own]
-        callers.append(Caller(f"c{number}", iter(own), times_s=times))
+        callers.append(Sender(f"c{number}", iter(own), times_s=times))
     return callers
 
 
-def bursts(kind: str, device: Device) -> list[Caller]:
+def bursts(kind: str, device: Device) -> list[Sender]:
     """64 callers that send a text each at once, again and again, at 0.8 of what the device can do."""
     lengths = [request[0] for request in texts(kind, 4000)]
     period_s = 64 * offline_s(lengths, device) / 4000 / 0.8
     times = [number * period_s for number in range(60)]
-    return [Caller(f"c{number}", texts(kind, 60, seed=number), times_s=times) for number in range(64)]
+    return [Sender(f"c{number}", texts(kind, 60, seed=number), times_s=times) for number in range(64)]
 
 
-def closed(kind: str, callers: int) -> list[Caller]:
+def closed(kind: str, callers: int) -> list[Sender]:
     """Callers that send a text each as soon as the one before is answered."""
-    return [Caller(f"c{number}", texts(kind, 4000 // callers, seed=number)) for number in range(callers)]
+    return [Sender(f"c{number}", texts(kind, 4000 // callers, seed=number)) for number in range(callers)]
 
 
-def bulk(callers: int, size: int, in_flight: int, total: int = 10_000) -> list[Caller]:
+def bulk(callers: int, size: int, in_flight: int, total: int = 10_000) -> list[Sender]:
     """Clients that send requests of many mixed texts and keep some in flight."""
     each = total // size // callers
-    return [Caller(f"b{n}", texts("mixed", each, size, n), in_flight) for n in range(callers)]
+    return [Sender(f"b{n}", texts("mixed", each, size, n), in_flight) for n in range(callers)]
 
 
-def small(requests: int = 10**6, pause_s: float = TURNAROUND_S) -> list[Caller]:
+def small(requests: int = 10**6, pause_s: float = TURNAROUND_S) -> list[Sender]:
     """Eight clients that ask for one short text after another."""
     draws = [random.Random(number) for number in range(8)]
     endless = [([LENGTHS["queries"](draw)] for _ in range(requests)) for draw in draws]
-    return [Caller(f"s{n}", own, pause_s=pause_s, probe=requests >= 10**6) for n, own in enumerate(endless)]
+    return [Sender(f"s{n}", own, pause_s=pause_s, probe=requests >= 10**6) for n, own in enumerate(endless)]
 
 
-def scenarios(device: Device) -> dict[str, list[Caller]]:
+def scenarios(device: Device) -> dict[str, list[Sender]]:
     """Lay out what is simulated."""
-    found: dict[str, list[Caller]] = {}
+    found: dict[str, list[Sender]] = {}
     for kind in LENGTHS:
         for load in (0.5, 0.8, 0.95):
             found[f"{kind}, steady at {load}"] = steady(kind, load, device)

@@ -3,7 +3,7 @@
 Pure: no clock, no I/O, no tasks; `now` is an argument. Callers take turns by what their turns cost, so nobody
 starves and nobody is held up by another's ten thousand texts: the oldest sequence of the caller whose turn it is
 anchors the next batch. It takes along those nearest to it in length, whoever sent them, until padding would cost as
-much as a batch of their own. May import: reduce, tokenization, numpy.
+much as a batch of their own. May import: callers, reduce, tokenization, numpy.
 """
 
 from bisect import bisect_left, insort
@@ -16,6 +16,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from service.callers import NOBODY, Caller
 from service.reduce import Look
 from service.tokenization import Sequence
 
@@ -78,13 +79,13 @@ class Waiting:
         number: Order of arrival, unique.
         length: Tokens.
         arrived_s: When it came, on the clock that `now` is read from.
-        origin: Who sent it; callers with the same origin share one turn.
+        caller: Who sent it; those of one name share one turn.
     """
 
     number: int
     length: int
     arrived_s: float
-    origin: str = ""
+    caller: Caller = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,10 @@ class WaitingList:
     """What waits, by arrival, by caller and by length; adding and removing cost O(log n) comparisons.
 
     The turns are start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): callers pay with their tokens in each
-    batch, the one whose turn it is with a batch's own cost too, and who has paid least is next. Who comes anew has paid
-    as much as all had to on average: never to come twice under one name is no advantage. Nobody's payment is ever more
-    than a full batch ahead, so that who was taken along by many others need not wait long for it. Of a caller without
-    waiting sequences a number is kept, for a few batches, if it is ahead.
+    batch, the one whose turn it is with a batch's own cost too, each divided by its weight, and who has paid least is
+    next. Who comes anew has paid as much as all had to on average: never to come twice under one name is no advantage.
+    Nobody's payment is ever more than a full batch ahead, so that who was taken along by many others need not wait long
+    for it. Of a caller without waiting sequences a number is kept, for a few batches, if it is ahead.
     """
 
     def __init__(self) -> None:
@@ -110,6 +111,7 @@ class WaitingList:
         self._by_arrival: dict[int, Waiting] = {}
         self._by_caller: dict[str, dict[int, Waiting]] = {}
         self._tokens_of: dict[str, int] = {}  # by caller
+        self._weight_of: dict[str, float] = {}  # of those that wait, and of those in `_gone`
         self._by_length: list[tuple[int, int]] = []  # (length, number), ascending
         self._turns: list[tuple[float, int, str]] = []  # (paid, number of the first waiting then, caller), ascending
         self._turn: dict[str, tuple[float, int, str]] = {}  # the same by caller
@@ -129,14 +131,16 @@ class WaitingList:
     def add(self, item: Waiting) -> None:
         """Add a sequence, younger than all there are."""
         self._by_arrival[item.number] = item
-        own = self._by_caller.get(item.origin)
+        name = item.caller.name
+        self._weight_of[name] = item.caller.weight
+        own = self._by_caller.get(name)
         if own is None:
-            own = self._by_caller[item.origin] = {}
-            self._tokens_of[item.origin] = 0
-            _, paid = self._gone.pop(item.origin, (0, 0.0))
-            self._queue(item.origin, max(paid, self._paid), item.number)
+            own = self._by_caller[name] = {}
+            self._tokens_of[name] = 0
+            _, paid = self._gone.pop(name, (0, 0.0))
+            self._queue(name, max(paid, self._paid), item.number)
         own[item.number] = item
-        self._tokens_of[item.origin] += item.length
+        self._tokens_of[name] += item.length
         insort(self._by_length, (item.length, item.number))
         self.tokens += item.length
 
@@ -144,55 +148,58 @@ class WaitingList:
         """Remove a sequence if it still waits, and give it."""
         item = self._by_arrival.pop(number, None)
         if item is not None:
+            name = item.caller.name
             del self._by_length[bisect_left(self._by_length, (item.length, number))]
             self.tokens -= item.length
-            own = self._by_caller[item.origin]
+            own = self._by_caller[name]
             del own[number]
-            self._tokens_of[item.origin] -= item.length
+            self._tokens_of[name] -= item.length
             if not own:
-                del self._by_caller[item.origin], self._tokens_of[item.origin]
-                paid = self._unqueue(item.origin)
+                del self._by_caller[name], self._tokens_of[name]
+                paid = self._unqueue(name)
                 if paid > self._paid:
-                    self._gone[item.origin] = self._batches, paid
+                    self._gone[name] = self._batches, paid
+                else:
+                    del self._weight_of[name]
         return item
 
     def take(self, planned: BatchPlan, limits: BatchLimits) -> list[Waiting]:
         """Remove a batch that begins to run; its callers pay."""
         items = [self._by_arrival[number] for number in planned.numbers]
-        prices: dict[str, float] = {}
+        tokens: dict[str, float] = {}
         for item in items:
-            prices[item.origin] = prices.get(item.origin, 0) + item.length
-        anchor = self._by_arrival[planned.anchor].origin
+            tokens[item.caller.name] = tokens.get(item.caller.name, 0) + item.length
+        anchor = self._by_arrival[planned.anchor].caller.name
         base = self._turn[anchor][0]
-        callers = len(self._by_caller) + len(self._gone)
-        self._paid = max(self._paid, base + sum(prices.values()) / callers)
-        prices[anchor] += limits.batch_cost_tokens
-        for origin, price in prices.items():
-            paid = self._unqueue(origin)
-            self._queue(origin, max(paid, min(paid + price, base + limits.max_batch_tokens)), planned.anchor)
+        self._paid = max(self._paid, base + sum(tokens.values()) / self.weight)
+        tokens[anchor] += limits.batch_cost_tokens
+        for name, price in tokens.items():
+            paid, weight = self._unqueue(name), self._weight_of[name]
+            most = base + limits.max_batch_tokens / weight
+            self._queue(name, max(paid, min(paid + price / weight, most)), planned.anchor)
         self._batches += 1
         for number in planned.numbers:
             self.remove(number)
         self._forget()
         return items
 
-    def _queue(self, origin: str, paid: float, number: int) -> None:
-        self._turn[origin] = turn = (paid, number, origin)
+    def _queue(self, name: str, paid: float, number: int) -> None:
+        self._turn[name] = turn = (paid, number, name)
         insort(self._turns, turn)
 
-    def _unqueue(self, origin: str) -> float:
+    def _unqueue(self, name: str) -> float:
         """Take a caller out of the turns; gives what it has paid."""
-        turn = self._turn.pop(origin)
+        turn = self._turn.pop(name)
         del self._turns[bisect_left(self._turns, turn)]
         return turn[0]
 
     def _forget(self) -> None:
         """Forget callers that left many batches ago; `_gone` is in the order in which they did."""
         while self._gone:
-            origin, (batch, _) = next(iter(self._gone.items()))
+            name, (batch, _) = next(iter(self._gone.items()))
             if self._batches - batch < _MEMORY_BATCHES:
                 break
-            del self._gone[origin]
+            del self._gone[name], self._weight_of[name]
 
     def oldest(self) -> Waiting | None:
         """Give the sequence that has waited longest."""
@@ -202,18 +209,27 @@ class WaitingList:
         """Give the oldest sequence of the caller whose turn it is."""
         return next(iter(self._by_caller[self._turns[0][2]].values())) if self._turns else None
 
-    def share(self, tokens: int) -> int:
-        """Give the tokens that one caller may have in a batch of so many, when all that are about share alike."""
-        return tokens // max(len(self._by_caller) + len(self._gone), 1)
+    @property
+    def callers(self) -> int:
+        """Count the callers that wait, and those that left a few batches ago and are ahead."""
+        return len(self._weight_of)
 
-    def before(self, origin: str, tokens: int, ahead: int) -> int:
+    @property
+    def weight(self) -> float:
+        """Add up their weights."""
+        return sum(self._weight_of.values())
+
+    def before(self, caller: Caller, tokens: int, ahead: int) -> float:
         """Give the most tokens of those that wait which run before a caller's next so many are done.
 
         That is its own, and of each other's as many as it will have had then, and `ahead`, which is what one may be
         ahead of another. Takes time by the number of callers.
         """
-        most = self._tokens_of.get(origin, 0) + tokens + ahead
-        return sum(min(waiting, most) for waiting in self._tokens_of.values())
+        rounds = (self._tokens_of.get(caller.name, 0) + tokens) / caller.weight
+        return sum(
+            waiting if name == caller.name else min(waiting, rounds * self._weight_of[name] + ahead)
+            for name, waiting in self._tokens_of.items()
+        )
 
     def near(self, anchor: Waiting, reach: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Give (length, number) of those nearest to one: shorter ones, and longer ones; the nearest last."""
@@ -252,15 +268,17 @@ def _fill(waiting: WaitingList, anchor: Waiting, limits: BatchLimits) -> tuple[i
     neighbours and c the cost of a batch, k rows cost c / k + d * k / 2 each, least where all pad tokens, d * k^2 / 2,
     are c (the economic lot size: Harris, "How many parts to make at once", 1913).
     """
-    share = waiting.share(limits.max_batch_tokens)
+    share = limits.max_batch_tokens / waiting.weight  # of a caller of weight 1, when all that are about share
+    shared = waiting.callers > 1
     reach = min(limits.max_batch_size, limits.max_batch_tokens // anchor.length) + _PASSED_ROWS
     shorter, longer = waiting.near(anchor, reach)  # the nearest is the last of both
-    rows, had = deque([anchor.number]), {anchor.origin: anchor.length}
+    least = limits.max_batch_tokens / limits.max_batch_size  # of a batch that is full of rows, what each takes
+    rows, had = deque([anchor.number]), {anchor.caller.name: max(anchor.length, least)}
     longest = limits.padded(anchor.length)
     rest = limits.batch_cost_tokens
     while len(rows) < limits.max_batch_size and (len(rows) + 1) * longest <= limits.max_batch_tokens:
         for side in (shorter, longer):
-            while side and share < limits.max_batch_tokens and _has_its_share(waiting[side[-1][1]], had, share):
+            while side and shared and _has_its_share(waiting[side[-1][1]], had, share, least):
                 side.pop()
         below = longest - limits.padded(shorter[-1][0]) if shorter else inf
         above = (limits.padded(longer[-1][0]) - longest) * len(rows) if longer else inf
@@ -273,17 +291,17 @@ def _fill(waiting: WaitingList, anchor: Waiting, limits: BatchLimits) -> tuple[i
             break
         side.pop()
         longest = width
-        origin = waiting[number].origin
-        had[origin] = had.get(origin, 0) + length
+        name = waiting[number].caller.name
+        had[name] = had.get(name, 0) + max(length, least)
         rest -= pads
         rows.append(number) if side is longer else rows.appendleft(number)
     return tuple(rows)
 
 
-def _has_its_share(item: Waiting, had: Mapping[str, int], share: int) -> bool:
+def _has_its_share(item: Waiting, had: Mapping[str, float], share: float, least: float) -> bool:
     """Tell whether a sequence would give its caller more of the batch than its share; one row it may have always."""
-    before = had.get(item.origin, 0)
-    return before > 0 and before + item.length > share
+    before = had.get(item.caller.name, 0)
+    return before > 0 and before + max(item.length, least) > share * item.caller.weight
 
 
 @dataclass(frozen=True, slots=True)

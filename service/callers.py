@@ -14,3 +14,7 @@ class Caller:
 
     name: str
     weight: float = 1.0
+
+
+NOBODY = Caller("")
+"""Who asks where nothing tells callers apart."""

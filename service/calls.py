@@ -47,18 +47,6 @@ def check_metadata(context: grpc.aio.ServicerContext) -> None:
         )
 
 
-async def received(context: grpc.aio.ServicerContext) -> bytes:
-    """Read the one message of a call.
-
-    Raises:
-        InvalidRequest: It ended without one.
-    """
-    data = await context.read()
-    if data is grpc.aio.EOF:
-        raise InvalidRequest("the call ended without a message; send one request")
-    return bytes(data)
-
-
 async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaitable[Answer]) -> Answer:
     """Await an answer, count it with its status, and hide what is not the caller's business.
 
@@ -77,6 +65,8 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         raise
     except AttencodeError as error:
         code = error.status.name
+        if error.reason:
+            metrics.record_refused(error.reason)
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -87,6 +77,17 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         raise fault from error
     finally:
         metrics.record_request(method, code, time.perf_counter() - started)
+
+
+def turned_away(method: str, error: AttencodeError) -> None:
+    """Count a call that is refused before anything of it is begun, so that it has no time."""
+    metrics.record_turned_away(method, error.status.name, error.reason)
+
+
+def bare(error: AttencodeError) -> AttencodeError:
+    """Take the way that an error came out of it: gRPC holds errors in cycles, and with the way a request's texts."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:

@@ -92,10 +92,22 @@ class ServiceConfig(BaseSettings):
     max_batch_size: Count = Field(256, description="Largest batch in rows")
     max_queue_delay_ms: Duration = Field(0.0, description="How long a batch waits for company while the device is free")
     max_queue_size: Count = Field(8192, description="Inputs that may wait; beyond it RESOURCE_EXHAUSTED")
+    max_queue_tokens: Count = Field(2**20, description="Tokens that may wait; beyond it RESOURCE_EXHAUSTED")
+    max_pending_requests: Count = Field(
+        4096, description="Requests in work, read, waiting or running; beyond it RESOURCE_EXHAUSTED"
+    )
+    max_pending_bytes: Count = Field(
+        256 * 2**20, description="Memory for the messages, texts and described tokens of requests in work, in bytes"
+    )
+    max_streams: Count = Field(128, description="Open EncodeStream calls; beyond it RESOURCE_EXHAUSTED")
+    max_deadline_s: Patience = Field(
+        300.0, description="Longest a request may take, whatever deadline its caller sets; on a stream, each of them"
+    )
     max_inputs: Count = Field(1024, description="Inputs of one request")
+    max_request_tokens: Count = Field(2**19, description="Tokens of one request, after truncation")
     max_message_bytes: Count = Field(64 * 2**20, description="Largest message of an answer, in bytes")
     max_answer_bytes: Count = Field(
-        2**30, description="Largest answer on a stream, and memory for all unsent ones of more than 1 MiB, in bytes"
+        2**29, description="Largest answer on a stream, and memory for all unsent ones of more than 1 MiB, in bytes"
     )
     stalled_after_s: Patience = Field(
         120.0, description="When a stream ends of whose ready answers nothing is read; for each MiB of a message"

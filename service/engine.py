@@ -3,7 +3,7 @@
 One event loop, no locks. `submit` puts a request's sequences into the waiting list and awaits their rows;
 whenever the runner has room, `batching.plan` says what runs next. A request whose caller is gone, or whose
 deadline passed, leaves the queue at once.
-May import: batching, reduce, runner, outputs, metrics, tracing, errors.
+May import: admission, batching, callers, reduce, runner, outputs, metrics, tracing, errors.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import count
-from math import exp
 
 from service import metrics
+from service.admission import QueueAdmission, QueueLimits
 from service.batching import HIDDEN_STATES, Batch, BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
-from service.errors import DeadlineExceeded, InternalFault, Outdated, QueueFull, Unavailable, is_for_callers
+from service.callers import NOBODY, Caller
+from service.errors import DeadlineExceeded, InternalFault, Outdated, is_for_callers
 from service.outputs import Row
 from service.reduce import Look
 from service.runner import BatchResult, Runner
@@ -26,10 +27,6 @@ from service.tracing import RequestTrace, batch_trace, enqueued
 
 _LOG = logging.getLogger(__name__)
 
-# A request that waits is refused at once when what is before it will probably take more than this share of its time.
-_DEADLINE_SHARE = 0.8
-_RATE_MEMORY_S = 2.0
-_SHORTEST_RETRY_S = 0.05
 _COMPANY_ROWS = 32
 _COMPANY_S = 0.01
 # So many batches in a row must have met nobody else before one counts as alone. Under load, too, one may be the only
@@ -67,46 +64,11 @@ class _Job:
         return bool(self.looks) or any(name.startswith(HIDDEN_STATES) for name in self.outputs)
 
 
-class DrainRate:
-    """How many tokens a second leave the queue while there are any: an average over the last seconds of work.
-
-    Pure: `now` is an argument, in seconds.
-    """
-
-    def __init__(self) -> None:
-        """Start knowing nothing."""
-        self._tokens = self._seconds = 0.0
-        self._since: float | None = None
-
-    def begin(self, now: float) -> None:
-        """Note that a batch begins to run; idle time before it does not count."""
-        if self._since is None:
-            self._since = now
-
-    def end(self, tokens: int, now: float, *, idle: bool, queue: bool = True) -> None:
-        """Note that a batch of so many tokens came back, whether nothing else runs, and whether others wait.
-
-        A batch that leaves no queue behind may have been a small one, which says little of full ones.
-        A longer pause than is remembered was a fault, such as a dead replica: it says little of what comes.
-        """
-        since, self._since = self._since, None if idle else now
-        if not queue:
-            return
-        passed_s = min(now - (now if since is None else since), _RATE_MEMORY_S)
-        kept = exp(-passed_s / _RATE_MEMORY_S)
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + passed_s
-
-    def seconds_for(self, tokens: int) -> float:
-        """Estimate how long so many tokens will take; 0 before anything is known."""
-        return tokens * self._seconds / self._tokens if self._tokens else 0.0
-
-
 class Engine:
     """Merges the sequences of all callers into batches and gives each caller its own rows back."""
 
     def __init__(
-        self, runner: Runner, limits: BatchLimits, *, model: str, pad_token_id: int, max_queue_size: int
+        self, runner: Runner, limits: BatchLimits, *, model: str, pad_token_id: int, queue: QueueLimits
     ) -> None:
         """Store the parts; `start` starts.
 
@@ -115,15 +77,14 @@ class Engine:
             limits: The batching policy.
             model: Name under which the metrics count.
             pad_token_id: Fills padded places.
-            max_queue_size: Waiting sequences, over all callers, before requests are refused. A request
-                that is larger by itself is still taken into an empty queue.
+            queue: What may wait, over all callers, before requests are refused.
         """
         self._runner = runner
         self._limits = limits
         self._model = model
         self._pad_token_id = pad_token_id
-        self._max_queue_size = max_queue_size
         self._waiting = WaitingList()
+        self._admission = QueueAdmission(self._waiting, queue, ahead=limits.max_batch_tokens)
         self._jobs: dict[int, tuple[_Job, int]] = {}  # arrival number -> job, place in the job
         self._numbers = count()
         self._batches: set[asyncio.Task[None]] = set()
@@ -132,9 +93,6 @@ class Engine:
         self._alone = 0  # batches in a row whose only request was the only one here
         self._pump_due: asyncio.Handle | None = None
         self._pump_soon = False  # it is due as soon as the loop comes round
-        self._drain = DrainRate()
-        self._accepting = False
-        self._outdated = False
 
     @property
     def waiting_tokens(self) -> int:
@@ -144,18 +102,18 @@ class Engine:
     async def start(self) -> None:
         """Start the runner; after it, requests are taken in."""
         await self._runner.start(self._schedule_pump)
-        self._accepting = True
+        self._admission.accepting = True
 
     def refuse(self) -> None:
         """Take no more requests in; the accepted ones go on."""
-        self._accepting = False
+        self._admission.accepting = False
 
     def outdate(self) -> None:
         """Give all that waits, and all that comes from now on, back to its callers: the model was replaced.
 
         What runs already ends as it will.
         """
-        self._outdated = True
+        self._admission.outdated = True
         for job in {id(job): job for job, _ in self._jobs.values()}.values():
             self._forget(job)
             if not job.done.done():
@@ -179,7 +137,7 @@ class Engine:
         outputs: frozenset[str],
         deadline_s: float | None,
         *,
-        origin: str = "",
+        caller: Caller = NOBODY,
         looks: SequenceOf[Look] = (),
     ) -> Encoded:
         """Run a request's sequences and give their rows back.
@@ -188,7 +146,7 @@ class Engine:
             sequences: At least one.
             outputs: Names of a batch's outputs.
             deadline_s: On the clock of `time.monotonic`; None for none.
-            origin: Who asks; callers take turns.
+            caller: Who asks; callers take turns.
             looks: What is wanted of each sequence's attention; empty for nothing.
 
         Raises:
@@ -198,14 +156,15 @@ class Engine:
             InternalFault: A batch failed; the log says why.
             Outdated: The model was replaced meanwhile.
         """
-        self.check_room(len(sequences), deadline_s, origin, sum(sequence.length for sequence in sequences))
-        job = _Job(sequences, outputs, looks, deadline_s, asyncio.get_running_loop().create_future(), enqueued())
         now = time.monotonic()
+        tokens = sum(sequence.length for sequence in sequences)
+        self._admission.check_room(len(sequences), deadline_s, caller, tokens, now)
+        job = _Job(sequences, outputs, looks, deadline_s, asyncio.get_running_loop().create_future(), enqueued())
         for place, sequence in enumerate(sequences):
             number = next(self._numbers)
             job.numbers.append(number)
             self._jobs[number] = (job, place)
-            self._waiting.add(Waiting(number, sequence.length, now, origin))
+            self._waiting.add(Waiting(number, sequence.length, now, caller))
         self._submitted += 1
         self._schedule_pump()
         try:
@@ -223,51 +182,17 @@ class Engine:
         Raises:
             Unavailable: The engine is not started, or is stopping.
         """
-        if not self._accepting:
-            metrics.record_refused("not_accepting")
-            raise Unavailable("the server is starting or draining; try another one, or try again")
+        self._admission.check_accepting()
 
-    def check_room(self, size: int, deadline_s: float | None, origin: str = "", tokens: int = 0) -> None:
-        """Do nothing while so many more sequences may wait and can be run in time.
-
-        Args:
-            size: Sequences of one request.
-            deadline_s: On the clock of `time.monotonic`; None for none.
-            origin: Who asks; of what others have waiting only what comes before it counts.
-            tokens: Of the request, if they are known yet.
+    def check_room(self, size: int, deadline_s: float | None, caller: Caller = NOBODY) -> None:
+        """Do nothing while so many more sequences may wait and could be run in time, however few their tokens.
 
         Raises:
             Unavailable: The engine is not started, or is stopping.
             QueueFull: Too much waits already.
             Outdated: The model was replaced meanwhile.
         """
-        self.check_accepting()
-        if self._outdated:
-            raise Outdated
-        if not len(self._waiting):
-            return
-        wait_s = self._drain.seconds_for(self._waiting.tokens)
-        delay_s = max(wait_s, _SHORTEST_RETRY_S)
-        if len(self._waiting) + size > self._max_queue_size:
-            metrics.record_refused("queue_full")
-            raise QueueFull(
-                f"{len(self._waiting)} inputs wait already, at most {self._max_queue_size} may; "
-                f"try again in {delay_s:.1f} s",
-                retry_delay_s=delay_s,
-            )
-        if deadline_s is None:
-            return
-        most_s = _DEADLINE_SHARE * (rest_s := deadline_s - time.monotonic())
-        if wait_s > most_s:  # and that is as if all who wait had their turn first
-            wait_s = self._drain.seconds_for(self._waiting.before(origin, tokens, self._limits.max_batch_tokens))
-            delay_s = max(wait_s, _SHORTEST_RETRY_S)
-        if wait_s > most_s:
-            metrics.record_refused("deadline")
-            raise QueueFull(
-                f"what comes before it will take about {wait_s:.1f} s, and the deadline is in {max(rest_s, 0):.1f} s; "
-                f"try again in {delay_s:.1f} s, or allow more time",
-                retry_delay_s=delay_s,
-            )
+        self._admission.check_room(size, deadline_s, caller, 0, time.monotonic())
 
     def _forget(self, job: _Job) -> None:
         """Take what is left of a job out of the queue."""
@@ -300,10 +225,24 @@ class Engine:
                 if planned is not None:
                     self._schedule_pump(planned)
                 break
+            if self._drop_late(planned):
+                continue
             task = asyncio.get_running_loop().create_task(self._run(*self._take(planned)))
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
         metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
+
+    def _drop_late(self, planned: BatchPlan) -> bool:
+        """Fail those of a batch whose deadline will have passed before it can be back; tells whether there are some."""
+        tokens = sum(self._waiting[number].length for number in planned.numbers)
+        back_s = time.monotonic() + self._admission.fastest.seconds_for(tokens)
+        jobs = {id(job): job for job in (self._jobs[number][0] for number in planned.numbers)}
+        late = [job for job in jobs.values() if job.deadline_s is not None and job.deadline_s < back_s]
+        for job in late:
+            self._forget(job)
+            if not job.done.done():
+                job.done.set_exception(DeadlineExceeded("the deadline would have passed before the model had run"))
+        return bool(late)
 
     def _is_worth_queueing(self) -> bool:
         """Tell whether one more batch should stand ready, so that the device does not wait for the event loop.
@@ -330,7 +269,7 @@ class Engine:
         self._running += 1
         items = self._waiting.take(planned, self._limits)
         now = time.monotonic()
-        self._drain.begin(now)
+        self._admission.drain.begin(now)
         waited_s = now - min(item.arrived_s for item in items)
         return [self._jobs.pop(number) for number in planned.numbers], waited_s
 
@@ -351,9 +290,15 @@ class Engine:
             metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
             started = time.monotonic()
             deadline_s = _latest(job.deadline_s for job, _ in taken)
+            wanted = [job.done for job, _ in taken]
             self._alone = self._alone + 1 if self._submitted == self._running == 1 and not len(self._waiting) else 0
             with batch_trace((job.trace for job, _ in taken), batch.input_ids.shape, batch.lengths) as trace:
-                result = await self._runner.run(batch, alone=self._alone > _ALONE_BATCHES, deadline_s=deadline_s)
+                result = await self._runner.run(
+                    batch,
+                    alone=self._alone > _ALONE_BATCHES,
+                    deadline_s=deadline_s,
+                    wanted=lambda row: not wanted[row].done(),
+                )
                 trace.ran(result.inference_s, result.replica, len(result.failed))
         except Exception as error:  # noqa: BLE001 - whatever a runner raises, its callers must be told
             metrics.record_batch_ended(self._model, "error")
@@ -362,13 +307,18 @@ class Engine:
         finally:
             self._running -= 1
             tokens = sum(job.sequences[place].length for job, place in taken)
-            self._drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
+            self._admission.drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
-        metrics.record_batch_ended(self._model, "ok", result.inference_s, time.monotonic() - started)
+        passed_s = time.monotonic() - started
+        self._admission.fastest.note(batch.input_ids.size, passed_s)
+        metrics.record_batch_ended(self._model, "ok", result.inference_s, passed_s)
         self._hand_out(taken, batch, result, waited_s)
 
     def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:
         """Give each job its rows; a job that has all of them is done."""
+        wasted = [job.sequences[place].length for job, place in taken if job.done.done()]
+        if wasted:
+            metrics.record_wasted(self._model, len(wasted), sum(wasted))
         for row, (job, place) in enumerate(taken):
             if row in result.failed:
                 self._fail([(job, place)], result.failed[row])

@@ -30,6 +30,8 @@ class AttencodeError(Exception):
     """Base of every error that attencode raises on purpose."""
 
     status = grpc.StatusCode.INTERNAL
+    reason = ""
+    """Why a request was not taken in, in one word for those who count; empty for any other error."""
 
 
 def caller_message(error: AttencodeError) -> str:
@@ -61,10 +63,11 @@ class QueueFull(AttencodeError):
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    def __init__(self, message: str, retry_delay_s: float) -> None:
-        """Keep the time, in seconds, after which trying again may succeed."""
+    def __init__(self, message: str, retry_delay_s: float, *, reason: str = "") -> None:
+        """Keep the time, in seconds, after which trying again may succeed, and the reason's name."""
         super().__init__(message)
         self.retry_delay_s = retry_delay_s
+        self.reason = reason
 
 
 class Stalled(QueueFull):
@@ -89,6 +92,11 @@ class Unavailable(AttencodeError):
     """Report that this server does not take requests now; another one may."""
 
     status = grpc.StatusCode.UNAVAILABLE
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        """Write the message; keep the reason's name where a request was not taken in."""
+        super().__init__(message)
+        self.reason = reason
 
 
 class Outdated(Unavailable):

@@ -3,7 +3,7 @@
 Encoding is idempotent, so a batch whose replica died runs again on another one. A batch that dies with its
 replica again and again is taken apart: its rows run one by one, and only the row that kills is failed.
 Replicas may change to another artifact under way; a batch runs on a replica of its own artifact or not at all.
-May import: replicas, served, runner, batching, artifact, config, request, metrics, errors, ray.
+May import: replicas, served, runner, batching, busy, artifact, config, request, metrics, errors, ray.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,6 +25,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from service import metrics
 from service.artifact import ARTIFACT_FILE, Artifact, open_description
 from service.batching import Batch
+from service.busy import BusyShare
 from service.config import ServiceConfig
 from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated, Unavailable
 from service.replicas import (
@@ -50,7 +52,6 @@ _MOST_FAILURES = 4  # of roll calls, before the cluster itself is asked whether 
 _PAUSE_S = 0.05  # before a batch is sent again, so that Serve's router hears of a death first
 _MOST_VERSION_MISSES = 20
 _BUSY_SHARE = 0.6  # of a core, from which a gateway sends no more small batches beside others
-_BUSY_WINDOW_S = 0.1
 # By gRPC a call takes half the time and half the work of an actor call, which puts large arrays into the object
 # store; with several MB the copies of gRPC cost more than that saves.
 _BY_GRPC_BYTES = 2 * 2**20
@@ -222,24 +223,6 @@ class Fleet:
         self._wake = wake
 
 
-class BusyShare:
-    """How much of one core this process has lately used."""
-
-    def __init__(self) -> None:
-        """Begin to count."""
-        self._since = (time.monotonic(), time.process_time())
-        self._share = 0.0
-
-    def share(self) -> float:
-        """Give the share over the last tenth of a second, 1 for a whole core."""
-        now = time.monotonic()
-        if now - self._since[0] >= _BUSY_WINDOW_S:
-            used = time.process_time()
-            self._share = (used - self._since[1]) / (now - self._since[0])
-            self._since = (now, used)
-        return self._share
-
-
 class RayRunner:
     """Runs the batches of one version of a model on the replicas that serve it."""
 
@@ -274,32 +257,42 @@ class RayRunner:
     async def stop(self) -> None:
         """Do nothing: the replicas are not ours."""
 
-    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:  # noqa: ARG002
+    async def run(
+        self,
+        batch: Batch,
+        *,
+        alone: bool = False,  # noqa: ARG002 - no device is near
+        deadline_s: float | None = None,
+        wanted: Callable[[int], bool] = lambda _row: True,
+    ) -> BatchResult:
         """Run a batch on a replica, and again on others while replicas die; at most until the deadline."""
         try:
             async with asyncio.timeout(None if deadline_s is None else deadline_s - time.monotonic()):
-                return await self._run(batch)
+                return await self._run(batch, wanted)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed while the request waited for a replica, or ran") from error
 
-    async def _run(self, batch: Batch) -> BatchResult:
+    async def _run(self, batch: Batch, wanted: Callable[[int], bool]) -> BatchResult:
         rows = len(batch.lengths)
         try:
-            return _result(await self._send(batch, self._attempts if rows == 1 else max(1, self._attempts - 1)))
+            attempts = self._attempts if rows == 1 else max(1, self._attempts - 1)
+            return _result(await self._send(batch, attempts, lambda: any(map(wanted, range(rows)))))
         except _Lost:
             if rows == 1:
                 raise
         _LOG.warning("a batch of %d inputs was lost with its replica each time; its inputs run one by one", rows)
         async with self._fleet.suspects:
-            return await self._run_rows(batch)
+            return await self._run_rows(batch, wanted)
 
-    async def _run_rows(self, batch: Batch) -> BatchResult:
-        """Run each row alone, so that only a deadly one is failed."""
+    async def _run_rows(self, batch: Batch, wanted: Callable[[int], bool]) -> BatchResult:
+        """Run each row that is wanted alone, so that only a deadly one is failed."""
         results: dict[int, BatchResult] = {}
         failed: dict[int, Exception] = {}
         for row in range(len(batch.lengths)):
             try:
-                results[row] = _result(await self._send(batch.row(row), 1))
+                results[row] = _result(await self._send(batch.row(row), 1, partial(wanted, row)))
+            except DeadlineExceeded as error:
+                failed[row] = error
             except _Lost as error:
                 failed[row] = _fault(error)
         return BatchResult(
@@ -309,16 +302,19 @@ class RayRunner:
             failed,
         )
 
-    async def _send(self, batch: Batch, attempts: int) -> Answer:
+    async def _send(self, batch: Batch, attempts: int, wanted: Callable[[], bool]) -> Answer:
         """Send a batch until a replica of its version answers.
 
         Raises:
+            DeadlineExceeded: Nobody waits for it any more.
             _Lost: Its replica died or hung so many times.
             Outdated: The replicas serve another version now.
         """
         lost = misses = 0
         large = max(answer_bytes(batch, self._artifact), 4 * batch.input_ids.nbytes) > _BY_GRPC_BYTES
         while True:
+            if not wanted():
+                raise DeadlineExceeded("the deadline passed, or the caller left, before the model had run")
             try:
                 async with asyncio.timeout(self._timeout_s):
                     answer = await self._fleet.send(self._digest, batch, large=large)

@@ -4,11 +4,14 @@ Both versions of cgroups. Where no cgroup has a limit the machine's memory is th
 counts; where there is no Linux, both are NaN. May import: nothing of the project.
 """
 
+import ctypes
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
 _NO_LIMIT = 2**60  # version 1 says so with the largest multiple of a page
 
 
@@ -24,6 +27,12 @@ class _Files:
 
 _VERSION_1 = _Files("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _VERSION_2 = _Files("", "memory.max", "memory.current", "inactive_file")
+
+
+def trim() -> None:
+    """Have the C library give back what is free, which it would else keep for each thread; nothing where it cannot."""
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
 
 
 class Memory:

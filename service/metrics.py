@@ -16,6 +16,10 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _CODES = ("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+REASONS = (
+    *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
+    *("streams", "unsent_answers"),
+)
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")
 
@@ -59,6 +63,10 @@ BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", _MODEL, b
 BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", _MODEL, buckets=_TOKENS)
 PAD_TOKENS = Counter("attencode_pad_tokens_total", "Pad tokens that were computed.", _MODEL)
 COMPUTED_TOKENS = Counter("attencode_computed_tokens_total", "Tokens that were computed, padding included.", _MODEL)
+WASTED_INPUTS = Counter(
+    "attencode_wasted_inputs_total", "Inputs that were computed for callers who were gone by then.", _MODEL
+)
+WASTED_TOKENS = Counter("attencode_wasted_tokens_total", "Tokens of those inputs.", _MODEL)
 INFERENCE_SECONDS = Histogram(
     "attencode_inference_duration_seconds", "One run of a model on a batch.", ("model",), buckets=_SECONDS
 )
@@ -92,7 +100,7 @@ def prepare_requests(methods: Iterable[str]) -> None:
     for method in methods:
         for code in _CODES:
             _of(REQUESTS, method, code)
-    for reason in ("not_accepting", "queue_full", "deadline"):
+    for reason in REASONS:
         _of(REFUSED, reason)
 
 
@@ -100,6 +108,8 @@ def prepare_model(model: str) -> None:
     """Begin a model's series at 0, not ready."""
     _of(READY, model).set(0)
     for metric in (INPUTS, TOKENS, TRUNCATED, PAD_TOKENS, COMPUTED_TOKENS, QUEUE_INPUTS, QUEUE_TOKENS):
+        _of(metric, model)
+    for metric in (WASTED_INPUTS, WASTED_TOKENS):
         _of(metric, model)
     for outcome in ("ok", "error"):
         _of(BATCHES, model, outcome)
@@ -164,6 +174,13 @@ def record_refused(reason: str) -> None:
     _of(REFUSED, reason).inc()
 
 
+def record_turned_away(method: str, code: str, reason: str) -> None:
+    """Count a request that was refused before it was begun, so that it has no time."""
+    _of(REQUESTS, method, code).inc()
+    if reason:
+        _of(REFUSED, reason).inc()
+
+
 def record_stalled() -> None:
     """Count a stream that is ended because nobody reads it."""
     STALLED.inc()
@@ -192,6 +209,12 @@ def record_batch_ended(model: str, outcome: str, inference_s: float = 0.0, whole
     if outcome == "ok":
         _of(INFERENCE_SECONDS, model).observe(inference_s)
         _of(BATCH_SECONDS, model).observe(whole_s)
+
+
+def record_wasted(model: str, inputs: int, tokens: int) -> None:
+    """Count what was computed for callers who were gone when it came back."""
+    _of(WASTED_INPUTS, model).inc(inputs)
+    _of(WASTED_TOKENS, model).inc(tokens)
 
 
 def record_compute_streams(model: str, count: int) -> None:

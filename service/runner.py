@@ -69,13 +69,21 @@ class Runner(Protocol):
         """Get ready: after it, `run` is as fast as it will be. `wake` is called when the capacity has grown."""
         ...
 
-    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:
+    async def run(
+        self,
+        batch: Batch,
+        *,
+        alone: bool = False,
+        deadline_s: float | None = None,
+        wanted: Callable[[int], bool] = lambda _row: True,
+    ) -> BatchResult:
         """Run one batch.
 
         Args:
             batch: The batch.
             alone: Whether nobody else waits for anything at the moment.
             deadline_s: When the last of its callers is gone, on the clock of `time.monotonic`.
+            wanted: Tells whether anybody still waits for a row; asked before it is run again.
         """
         ...
 
@@ -186,7 +194,14 @@ class LocalRunner:
         await asyncio.wrap_future(self._prepared())
         self._threads.start()
 
-    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:  # noqa: ARG002
+    async def run(
+        self,
+        batch: Batch,
+        *,
+        alone: bool = False,
+        deadline_s: float | None = None,  # noqa: ARG002 - what has begun here ends here
+        wanted: Callable[[int], bool] = lambda _row: True,  # noqa: ARG002 - likewise
+    ) -> BatchResult:
         """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
         alone = alone and self._threads.idle
         if alone and not batch.state_rows.size and batch.input_ids.size <= _INLINE_TOKENS:

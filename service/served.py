@@ -2,7 +2,8 @@
 
 A name's model may be replaced by a newer version while the server runs: whoever looks it up gets the present
 one, and what the old one still holds ends there or begins anew.
-May import: artifact, tokenization, engine, outputs, runner, placement, batching, config, request, metrics, errors.
+May import: artifact, admission, tokenization, engine, outputs, runner, placement, batching, config, request, metrics,
+errors.
 """
 
 import asyncio
@@ -12,11 +13,12 @@ from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from service import metrics
+from service.admission import QueueLimits, not_accepting
 from service.artifact import Artifact
 from service.batching import BatchLimits
 from service.config import ServiceConfig
 from service.engine import Engine
-from service.errors import InvalidRequest, Unavailable
+from service.errors import InvalidRequest
 from service.outputs import Selection, select
 from service.placement import Placement
 from service.request import ModelInfo, Outputs
@@ -71,7 +73,7 @@ class ServedModel:
             limits,
             model=name,
             pad_token_id=artifact.pad_token_id,
-            max_queue_size=config.max_queue_size,
+            queue=QueueLimits(config.max_queue_size, config.max_queue_tokens),
         )
         self._info = _model_info(config, name, artifact, placement)
 
@@ -115,8 +117,7 @@ class Models:
             raise InvalidRequest(f"model {name!r} is not served here; served: {', '.join(self.names)}")
         served = self._served.get(name or self.names[0])
         if served is None:
-            metrics.record_refused("not_accepting")
-            raise Unavailable("the server is starting or draining; try another one, or try again")
+            raise not_accepting()
         served.engine.check_accepting()
         return served
 

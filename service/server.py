@@ -19,14 +19,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from service import metrics
+from service.admission import WorkLimits
 from service.backend import Backend
 from service.config import ServiceConfig
+from service.encoding import RequestLimits
 from service.errors import ConfigError
 from service.logs import line
 from service.memory import Memory
 from service.scrape import Scrape
 from service.served import Models
-from service.servicer import SERVICE_NAME, EncoderServicer, RequestLimits
+from service.servicer import SERVICE_NAME, EncoderServicer
 from service.tls import Certificates
 from service.tracing import Tracing, otlp_tracing
 
@@ -71,12 +73,16 @@ class Server:
         self._models = Models(backend.names)
         limits = RequestLimits(
             config.max_inputs,
+            config.max_request_tokens,
+            config.max_deadline_s,
+            config.max_request_bytes,
             config.max_message_bytes,
             config.max_answer_bytes,
             config.max_stream_requests,
             config.stalled_after_s,
         )
-        self._servicer = EncoderServicer(self._models, limits, self._tracing)
+        work = WorkLimits(config.max_pending_requests, config.max_pending_bytes, config.max_streams)
+        self._servicer = EncoderServicer(self._models, limits, work, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None

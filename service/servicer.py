@@ -1,8 +1,8 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), calls, codec, chunks, served, stream, outputs, tokenization, metrics, tracing, request,
-errors, grpc.
+May import: pb (through codec), admission, callers, calls, codec, chunks, encoding, intake, served, stream, metrics,
+tracing, request, errors, grpc.
 """
 
 import asyncio
@@ -10,112 +10,61 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from service import codec, metrics
-from service.calls import abort, check_metadata, counted, deadline_s, received
+from service.admission import Door, WorkLimits
+from service.callers import Caller
+from service.calls import abort, bare, check_metadata, counted, deadline_s, turned_away
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
+from service.encoding import Call, Encoding, RequestLimits
 from service.errors import (
     AnswerTooLarge,
     AttencodeError,
     InvalidRequest,
-    Outdated,
     Stalled,
     Unavailable,
 )
-from service.outputs import check_answer_size
+from service.intake import Intake, Place
 from service.pb import encoder_pb2 as pb
-from service.request import (
-    EncodeRequest,
-    EncodeResult,
-    InputResult,
-    Timings,
-    TokenIdsInput,
-    TokenizeRequest,
-    TokenizeResult,
-)
-from service.served import Models, ServedModel
-from service.stream import ByteBudget, ServerBudget, Share, in_order, off_loop
-from service.tokenization import Sequence
-from service.tracing import Tracing, note, stage
+from service.request import EncodeRequest, EncodeResult
+from service.served import Models
+from service.stream import ByteBudget, ServerBudget, Share, in_order
+from service.tracing import Tracing
 
 _LOG = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
-# Texts and answers beyond these sizes are worked on beside the event loop, which they would hold up for
-# longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
-_INLINE_TEXT_BYTES = 16_384
-_ID_CHARS = 2  # what a token id that is given costs, in characters of text
-_INLINE_ANSWER_BYTES = 1_000_000
-_INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
 # Of a unary answer's tensors at most at one time: as arrays, as a message, as its bytes, and one tensor on the way from
 # the one to the other; once it is sent, as these bytes and as gRPC's own. With 3, ten unread answers of 57 MB took 321
 # to 408 MB where 400 were allowed.
 _UNARY_COPIES = 4
 _NO_SPAN = nullcontext()
+_TOKENIZE_COPIES = 2  # of a Tokenize answer once it is sent: its bytes and gRPC's own
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What one request may be.
-
-    Attributes:
-        max_inputs: Inputs.
-        max_message_bytes: Bytes of an answer's tensors; on a stream, of any one message.
-        max_answer_bytes: Bytes of a stream's answer, of all unsent large answers, and of all unsent small ones.
-        max_stream_requests: Unanswered requests of one stream.
-        stalled_after_s: How long each MiB of a stream's message may wait to be read.
-    """
-
-    max_inputs: int
-    max_message_bytes: int
-    max_answer_bytes: int
-    max_stream_requests: int
-    stalled_after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One request on its way.
-
-    Attributes:
-        request: What is asked.
-        origin: The address that it came from.
-        deadline_s: On the clock of `time.monotonic`; None for none.
-        started: On the same clock.
-        share: Holds it back, in its turn, while too many bytes of other answers are unsent.
-        most_bytes: Of its answer's tensors.
-    """
-
-    request: EncodeRequest
-    origin: str
-    deadline_s: float | None
-    started: float
-    share: Share
-    most_bytes: int
-
-
 class EncoderServicer:
     """Answers the contract's methods for the served models."""
 
-    def __init__(self, models: Models, limits: RequestLimits, tracing: Tracing | None = None) -> None:
+    def __init__(self, models: Models, limits: RequestLimits, work: WorkLimits, tracing: Tracing | None = None) -> None:
         """Store the parts; without `tracing` no request has a span."""
         self._models = models
         self._tracing = tracing
         self._limits = limits
+        self._intake = Intake(Door(work), limits.max_request_bytes, limits.max_deadline_s)
+        self._encoding = Encoding(models, limits)
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
         metrics.watch_unsent(lambda: self._unsent.held, limits.max_answer_bytes)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Give the handlers to add to a server."""
-        # Said to be streams of requests: gRPC leaves a call without any message unanswered if it is to read it itself.
+        # Said to be streams of requests, calls come here before their message has, and are refused without it.
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods = {
             "Encode": unary(self._unary("Encode", self._encode)),
@@ -127,27 +76,30 @@ class EncoderServicer:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
-        self, method: str, answer: Callable[[bytes, Context], Awaitable[bytes]]
+        self, method: str, answer: Callable[[bytes, Context, Place], Awaitable[bytes]]
     ) -> Callable[[object, Context], Awaitable[bytes]]:
-        """Wrap a method: time it, count it, and turn its errors into statuses."""
+        """Wrap a method: let it in, time it, count it, and turn its errors into statuses."""
 
         async def answered(context: Context) -> bytes:
             check_metadata(context)
-            return await answer(await received(context), context)
+            with self._intake.request() as place:
+                return await answer(await place.receive(context), context, place)
 
         async def handle(_messages: object, context: Context) -> bytes:
             try:
                 with self._span(method, context):
                     return await counted(method, context, answered(context))
             except AttencodeError as error:
-                await abort(context, error)
-                raise
+                refusal = bare(error)
+            await abort(context, refusal)
+            raise refusal
 
         return handle
 
-    async def _encode(self, data: bytes, context: Context) -> bytes:
+    async def _encode(self, data: bytes, context: Context, place: Place) -> bytes:
         started = time.monotonic()
-        message = codec.parse(pb.EncodeRequest, data)
+        request = self._read(codec.parse(pb.EncodeRequest, data))
+        del data
         most = self._limits.max_message_bytes
         share = Share(ByteBudget(most), self._unsent, copies=_UNARY_COPIES)
         context.add_done_callback(lambda _context: share.give_back())  # sent, or the caller is gone
@@ -155,96 +107,46 @@ class EncoderServicer:
         def finish(result: EncodeResult) -> bytes:
             return self._serialize(codec.encode_encode_result(result), fits_stream=True)
 
-        return await self._encode_message(message, context, finish, started=started, share=share, most_bytes=most)
+        call = Call(request, _caller(context), place, share, most, deadline_s(context), started)
+        return await self._encoding.encode(call, finish)
 
-    async def _encode_message(
-        self,
-        message: pb.EncodeRequest,
-        context: Context,
-        finish: Callable[[EncodeResult], Answer],
-        *,
-        started: float,
-        share: Share,
-        most_bytes: int,
-    ) -> Answer:
-        """Answer one parsed request; `finish` turns the result into what is sent."""
-        self._check_inputs(message)
-        request = codec.decode_encode_request(message)
-        call = _Call(request, context.peer(), deadline_s(context), started, share, most_bytes)
-        while True:
-            served = self._find(call.request)
-            try:
-                return await self._encode_with(served, call, finish)
-            except Outdated:
-                share.begin_anew()
+    async def _tokenize(self, data: bytes, context: Context, place: Place) -> bytes:
+        asked = codec.parse(pb.TokenizeRequest, data)
+        self._encoding.check_inputs(len(asked.inputs))
+        request = codec.decode_tokenize_request(asked)
+        del data, asked
+        message: Message = codec.encode_tokenize_result(await self._encoding.tokenize(request, place))
+        share = Share(ByteBudget(self._limits.max_message_bytes), self._unsent, copies=_TOKENIZE_COPIES)
+        context.add_done_callback(lambda _context: share.give_back())
+        size = message.ByteSize()
+        self._check_size(size)
+        await share.take(size)
+        return bytes(message.SerializeToString())
 
-    async def _encode_with(
-        self,
-        served: ServedModel,
-        call: _Call,
-        finish: Callable[[EncodeResult], Answer],
-    ) -> Answer:
-        """Answer a request by one version of its model from beginning to end."""
-        request = call.request
-        selection = served.select(request.outputs)
-        if selection.runs:
-            served.engine.check_room(len(request.inputs), call.deadline_s, call.origin)  # before work is put into it
-        async with call.share.turn():
-            sequences, tokenize_s = await _sequences(served, request, describe=request.outputs.by_token)
-            lengths = [sequence.length for sequence in sequences]
-            looks = await off_loop(
-                lambda: selection.looks(sequences),
-                when=selection.looks_inside and selection.places * len(lengths) + sum(lengths) > _INLINE_PLACES,
-            )
-            size = selection.answer_bytes(lengths, looks)
-            check_answer_size(selection, size, len(lengths), call.most_bytes, self._limits.max_answer_bytes)
-            await call.share.take(size)
-        if selection.runs:
-            encoded = await served.engine.submit(
-                sequences, selection.graph_outputs, call.deadline_s, origin=call.origin, looks=looks
-            )
-            rows, queue_s, inference_s = encoded.rows, encoded.queue_s, encoded.inference_s
-        else:
-            rows, queue_s, inference_s = [{}] * len(sequences), 0.0, 0.0
-
-        def build() -> Answer:
-            pooled = selection.pooled(rows)
-            results = []
-            for place, sequence in enumerate(sequences):
-                results.append(selection.result(sequence, rows[place], looks[place] if looks else None))
-                rows[place] = {}  # frees what was copied out of it
-            timings = Timings(tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
-            return finish(EncodeResult(pooled, results, timings, served.name, served.artifact.digest))
-
-        answer = await off_loop(build, when=size > _INLINE_ANSWER_BYTES)
-        metrics.record_stages(served.name, tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
-        return answer
-
-    async def _tokenize(self, data: bytes, _context: Context) -> bytes:
-        message = codec.parse(pb.TokenizeRequest, data)
-        self._check_inputs(message)
-        request = codec.decode_tokenize_request(message)
-        served = self._find(request)
-        sequences, _ = await _sequences(served, request, describe=True)
-        results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
-        result = TokenizeResult(results, served.name, served.artifact.digest)
-        return self._serialize(codec.encode_tokenize_result(result))
-
-    async def _get_model(self, data: bytes, _context: Context) -> bytes:
+    async def _get_model(self, data: bytes, _context: Context, _place: Place) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
         info = self._models.find(request.model).info(self._models.names)
         return self._serialize(codec.encode_model_info(info))
 
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Let a stream in, and answer it."""
+        try:
+            check_metadata(context)
+            self._intake.door.open_stream()
+        except AttencodeError as error:
+            turned_away("EncodeStream", error)
+            await abort(context, error)
+        try:
+            await self._answer_stream(requests, context)
+        finally:
+            self._intake.door.close_stream()
+
+    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer a stream's items in order; an item's error is its own answer.
 
         Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's. Where nobody
         reads, all but the message that gRPC has already is let go of; the status comes behind that one.
         """
-        try:
-            check_metadata(context)
-        except InvalidRequest as error:
-            await abort(context, error)
         budget = ByteBudget(self._limits.max_message_bytes)
         shares: set[Share] = set()
 
@@ -310,27 +212,29 @@ class EncoderServicer:
             self._check_size(len(answer.head))
             return answer
 
-        async def work() -> StreamAnswer:
-            if unread is not None:
-                raise unread
-            most = self._limits.max_answer_bytes
-            return await self._encode_message(
-                message.request, context, finish, started=started, share=share, most_bytes=most
-            )
+        async def answered() -> StreamAnswer:
+            started = time.monotonic()
+            with self._intake.request() as place:
+                request = self._read(message.request)
+                place.hold(data)
+                call = Call(request, _caller(context), place, share, most, deadline_s(context), started)
+                return await self._encoding.encode(call, finish)
 
-        started, unread, message = time.monotonic(), None, pb.EncodeStreamRequest()
+        most = self._limits.max_answer_bytes
         try:
-            message = codec.parse(pb.EncodeStreamRequest, data)
+            message = _parsed_item(data)
             number = message.id
-        except InvalidRequest as error:  # counted as other items are
-            unread = error
-        try:
             with self._span("EncodeStream", context, item=number):
-                return await counted("EncodeStream", context, work())
+                return await counted("EncodeStream", context, answered())
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
             return StreamAnswer(number, told.SerializeToString())
+
+    def _read(self, message: pb.EncodeRequest) -> EncodeRequest:
+        """Read a request once it is known to have no more inputs than it may."""
+        self._encoding.check_inputs(len(message.inputs))
+        return codec.decode_encode_request(message)
 
     def _span(self, method: str, context: Context, **attributes: int) -> AbstractContextManager[Any]:
         """Give the block that answers a request its span."""
@@ -353,42 +257,16 @@ class EncoderServicer:
         self._check_size(message.ByteSize(), fits_stream=fits_stream)
         return message.SerializeToString()
 
-    def _find(self, request: TokenizeRequest) -> ServedModel:
-        """Give the model that a request names, once the request may be worked on at all."""
-        served = self._models.find(request.model)
-        if not request.inputs:
-            raise InvalidRequest("the request has no inputs; send at least one")
-        return served
 
-    def _check_inputs(self, request: pb.EncodeRequest | pb.TokenizeRequest) -> None:
-        """Refuse more inputs than a request may have, before they are looked at: of 800,000 that takes seconds."""
-        if len(request.inputs) > self._limits.max_inputs:
-            raise InvalidRequest(
-                f"the request has {len(request.inputs)} inputs, more than this server's {self._limits.max_inputs}; "
-                "send several requests, for instance over EncodeStream"
-            )
+def _parsed_item(data: bytes) -> pb.EncodeStreamRequest:
+    """Read an item of a stream; one that cannot be read is counted here, since nothing of it is begun."""
+    try:
+        return codec.parse(pb.EncodeStreamRequest, data)
+    except InvalidRequest as error:
+        turned_away("EncodeStream", error)
+        raise
 
 
-async def _sequences(served: ServedModel, request: TokenizeRequest, *, describe: bool) -> tuple[list[Sequence], float]:
-    """Tokenize a request's inputs; returns the sequences and the seconds it took."""
-    started = time.perf_counter()
-    large = _text_bytes(request) > _INLINE_TEXT_BYTES
-    with stage("tokenize"):
-        sequences = await off_loop(lambda: served.tokenizer.tokenize(request, describe=describe), when=large)
-    seconds = time.perf_counter() - started
-    truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
-    tokens = sum(item.length for item in sequences)
-    metrics.record_tokenized(served.name, len(sequences), tokens, truncated, seconds)
-    note(served.name, served.placement.provider, inputs=len(sequences), tokens=tokens)
-    return sequences, seconds
-
-
-def _text_bytes(request: TokenizeRequest) -> int:
-    """Estimate the size of a request's inputs in characters, of which a token id is worth some."""
-    total = 0
-    for item in request.inputs:
-        if isinstance(item, TokenIdsInput):
-            total += _ID_CHARS * len(item.ids)
-        else:
-            total += len(item.text) + len(item.pair or "")
-    return total
+def _caller(context: Context) -> Caller:
+    """Tell whose call it is."""
+    return Caller(context.peer())

@@ -1,6 +1,5 @@
 """Stream: many items of one stream in work at once, answers in the items' order, their bytes bounded.
 
-What is too long for the event loop goes to a thread from here.
 May import: errors.
 """
 
@@ -14,11 +13,6 @@ from service.errors import QueueFull
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-async def off_loop(work: Callable[[], Answer], *, when: bool) -> Answer:
-    """Call `work`, on a thread of its own `when` it would hold the loop up for long."""
-    return await asyncio.to_thread(work) if when else work()
 
 
 class ByteBudget:
@@ -75,20 +69,20 @@ class ByteBudget:
 class ServerBudget:
     """Bytes of unsent answers that a server may hold together.
 
-    Small answers have as much for themselves, so that who asks for vectors never waits for a reader of attention.
+    Small answers have half as much for themselves, so that who asks for vectors never waits for a reader of attention.
     """
 
     def __init__(self, capacity: int, small_bytes: int, patience_s: float = 60.0) -> None:
         """Start with nothing held.
 
         Args:
-            capacity: Bytes of all answers together.
+            capacity: Bytes of all large answers together.
             small_bytes: Answers up to this size are small.
             patience_s: With answers that nobody reads, before who waits for their bytes is sent away.
         """
         self.patience_s = patience_s
         self._small_bytes = small_bytes
-        self._small = ByteBudget(capacity, patience_s)
+        self._small = ByteBudget(capacity // 2, patience_s)
         self._large = ByteBudget(capacity, patience_s)
 
     @property
@@ -155,6 +149,7 @@ class Share:
                 f"{server.held:,} bytes are held for unsent answers, and their readers have read nothing for "
                 f"{self._server.patience_s:.0f} s; try again later, or ask for less at once",
                 retry_delay_s=self._server.patience_s / 2,
+                reason="unsent_answers",
             ) from error
         self._budgets = (self._stream, server)
 

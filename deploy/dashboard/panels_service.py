@@ -86,8 +86,9 @@ HEALTHY = (
     ),
     Panel(
         "Refused requests by reason",
-        "queue_full: as many inputs wait as may. deadline: what waits takes longer than the caller allows. "
-        "not_accepting: starting or draining.",
+        "queue_full, queue_tokens: as many inputs or tokens wait as may. deadline: what waits takes longer than the "
+        "caller allows. requests, request_bytes, streams: as much is in work or open as may. slow_message: it did not "
+        "come in time. unsent_answers: nobody reads large ones. not_accepting: starting or draining.",
         "reqps",
         ((rate("attencode_refused_requests_total", "reason", SERVERS), "{{reason}}"),),
     ),
@@ -108,7 +109,7 @@ HEALTHY = (
     Panel(
         "Unsent answers",
         "Bytes of answers that are computed, or begun, and not yet sent. They stay high where readers are slow. Large "
-        "answers wait for room at attencode_unsent_limit_bytes (--max-answer-bytes, 1 GiB if unset).",
+        "answers wait for room at attencode_unsent_limit_bytes (--max-answer-bytes, 512 MiB if unset).",
         "bytes",
         ((f"attencode_unsent_bytes{{{SERVERS}}}", SERVER),),
     ),

@@ -76,9 +76,13 @@ BOTTLENECK = (
     ),
     Panel(
         "Waiting inputs",
-        "Inputs in the queue of each model. Beyond --max-queue-size requests are refused.",
+        "Inputs in the queue of each model, beyond --max-queue-size requests are refused; and those that were computed "
+        "for callers who were gone by then, a second.",
         "none",
-        ((f"sum by (model) (attencode_queue_inputs{{{MODELS}}})", "{{model}}"),),
+        (
+            (f"sum by (model) (attencode_queue_inputs{{{MODELS}}})", "{{model}}"),
+            (f"sum by (model) (rate(attencode_wasted_inputs_total{{{MODELS}}}{RANGE}))", "{{model}} for nobody"),
+        ),
     ),
     Panel(
         "Stages, 99 % within",

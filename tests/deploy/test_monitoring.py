@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.dashboard import write as dashboard
 from deploy.dashboard.plot import Prometheus, draw, panels
+from service import metrics
 from tests.deploy.load import EVERYTHING, SECRET, hasty, run
 from tests.service.conftest import LITTLE_CPU, ServerProcess, spawning
 from tests.service.faults.load import free_port, wait_until
@@ -38,7 +39,7 @@ LABELS = {
     "code": {
         *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
     },
-    "reason": {"not_accepting", "queue_full", "deadline", "died", "hung", "other_version"},
+    "reason": {*metrics.REASONS, "died", "hung", "other_version"},
     "outcome": {"ok", "error"},
     "stage": {"tokenize", "queue", "inference", "other"},
     "model": {"tiny"},

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from service.admission import QueueLimits
 from service.batching import Batch, BatchLimits
 from service.engine import Engine
 from service.runner import BatchResult
@@ -23,6 +24,7 @@ class GateRunner:
         self.gate = asyncio.Event()
         self.batches: list[Batch] = []
         self.error: Exception | None = None
+        self.wanted: Callable[[int], bool] = lambda _row: True
 
     async def start(self, wake: Callable[[], None]) -> None:
         pass
@@ -30,8 +32,16 @@ class GateRunner:
     async def stop(self) -> None:
         pass
 
-    async def run(self, batch: Batch, *, alone: bool = False, deadline_s: float | None = None) -> BatchResult:
+    async def run(
+        self,
+        batch: Batch,
+        *,
+        alone: bool = False,
+        deadline_s: float | None = None,
+        wanted: Callable[[int], bool] = lambda _row: True,
+    ) -> BatchResult:
         self.batches.append(batch)
+        self.wanted = wanted
         await self.gate.wait()
         if self.error:
             raise self.error
@@ -45,7 +55,8 @@ def sequence(first: int, length: int = 4) -> Sequence:
 
 async def started(runner: Any, **settings: Any) -> Engine:
     limits = settings.pop("limits", BatchLimits(max_batch_tokens=64))
-    engine = Engine(runner, limits, model="m", pad_token_id=0, **{"max_queue_size": 100, **settings})
+    queue = QueueLimits(**{"max_inputs": 100, "max_tokens": 10_000, **settings})
+    engine = Engine(runner, limits, model="m", pad_token_id=0, queue=queue)
     await engine.start()
     return engine
 

@@ -1,11 +1,12 @@
 """Batching: callers take turns, the nearest in length along with them, and little is lost in padding."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.simulate import Device, Simulation, bulk, closed, offline_s, small
+from loadtests.simulate import Device, Sender, Simulation, bulk, closed, offline_s, small, texts
 from service.batching import BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
+from service.callers import Caller
 from service.tokenization import Sequence
 
 LIMITS = BatchLimits(max_batch_tokens=64, max_batch_size=8)
@@ -76,11 +77,11 @@ def test_few_shapes() -> None:
     assert len({limits.padded(length) for length in lengths}) < 100
 
 
-texts = st.tuples(st.integers(1, 100), st.sampled_from("abcde"))
+arrivals_of = st.tuples(st.integers(1, 100), st.sampled_from("abcde"))
 
 
 @given(
-    st.lists(st.tuples(st.lists(texts, max_size=12), st.integers(0, 3)), min_size=1, max_size=20),
+    st.lists(st.tuples(st.lists(arrivals_of, max_size=12), st.integers(0, 3)), min_size=1, max_size=20),
     st.integers(1, 300),
     st.integers(1, 20),
     st.sampled_from([1 / 32, 1 / 8, 1.0]),
@@ -97,7 +98,7 @@ def test_batches_keep_every_promise(
     steps = [*steps, ([], 10**6)]
     for arrivals, batches in steps:
         for length, origin in arrivals:
-            items.append(Waiting(len(items), length, 0.0, origin))
+            items.append(Waiting(len(items), length, 0.0, Caller(origin)))
             waiting.add(items[-1])
             since.setdefault(origin, 0)
         if arrivals and len(arrivals) % 5 == 0 and waiting.remove(len(items) - 1):
@@ -113,8 +114,8 @@ def test_batches_keep_every_promise(
             assert sum(longest - limits.padded(row.length) for row in rows) <= max_padding * max_tokens
             assert waiting.take(chosen, limits) == rows
             ended += chosen.numbers
-            left = {item.origin for item in items if item.number not in ended}
-            since = {origin: since.get(origin, 0) + 1 for origin in left} | {row.origin: 0 for row in rows}
+            left = {item.caller.name for item in items if item.number not in ended}
+            since = {origin: since.get(origin, 0) + 1 for origin in left} | {row.caller.name: 0 for row in rows}
             assert max(since.values()) <= most_batches
     assert sorted(ended) == list(range(len(items)))
     assert (len(waiting), waiting.tokens) == (0, 0)
@@ -126,12 +127,12 @@ def test_a_newcomer_waits_for_no_queue(callers: int, backlog: int, length: int) 
     waiting, number = WaitingList(), 0
     for caller in range(callers):
         for _ in range(backlog):
-            waiting.add(Waiting(number, 30, 0.0, f"{caller}"))
+            waiting.add(Waiting(number, 30, 0.0, Caller(f"{caller}")))
             number += 1
     for _ in range(3):
         if isinstance(chosen := plan(waiting, LIMITS, now=1.0), BatchPlan):
             waiting.take(chosen, LIMITS)
-    waiting.add(Waiting(number, length, 0.0, "new"))
+    waiting.add(Waiting(number, length, 0.0, Caller("new")))
     for _ in range(callers + 1):
         chosen = plan(waiting, LIMITS, now=1.0)
         assert isinstance(chosen, BatchPlan)
@@ -145,13 +146,13 @@ def test_callers_that_are_always_new_starve_nobody() -> None:
     """Who never comes twice under one name is no better off for it: a queue goes on beside such callers."""
     waiting = WaitingList()
     for number in range(2000):
-        waiting.add(Waiting(number, 20, 0.0, "bulk"))
+        waiting.add(Waiting(number, 20, 0.0, Caller("bulk")))
     served = 0
     for number in range(2000, 3000):
-        waiting.add(Waiting(number, 50, 0.0, f"new {number}"))  # all that the device can do
+        waiting.add(Waiting(number, 50, 0.0, Caller(f"new {number}")))  # all that the device can do
         chosen = plan(waiting, LIMITS, now=1.0)
         assert isinstance(chosen, BatchPlan)
-        served += sum(item.origin == "bulk" for item in waiting.take(chosen, LIMITS))
+        served += sum(item.caller.name == "bulk" for item in waiting.take(chosen, LIMITS))
         assert len(waiting._gone) < 9 * LIMITS.max_batch_size
     assert served >= 10
 
@@ -160,7 +161,7 @@ def test_callers_who_left_are_forgotten() -> None:
     """Neither those who were served nor those who gave up leave anything behind for good."""
     waiting = WaitingList()
     for number in range(1000):
-        waiting.add(Waiting(number, 20, 0.0, f"{number}"))
+        waiting.add(Waiting(number, 20, 0.0, Caller(f"{number}")))
         if number % 2:
             waiting.remove(number)
         elif isinstance(chosen := plan(waiting, LIMITS, now=1.0), BatchPlan):
@@ -177,6 +178,33 @@ def test_a_bulk_client_leaves_small_ones_their_speed() -> None:
         outcome = Simulation(small() + bulk(1, size, in_flight, 1000), Device()).run()
         assert outcome.latency_ms(99, probe=True) < 2 * alone
         assert outcome.tokens_of["b0"] > sum(outcome.lengths) / 9
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(8, 40), st.integers(8, 40))
+@settings(deadline=None, max_examples=40)
+def test_who_weighs_more_gets_more(heavy: int, light: int, long: int, short: int) -> None:
+    """Callers who always wait get tokens as their weights are to each other, whatever their texts' lengths."""
+    limits = BatchLimits(max_batch_tokens=512)
+    weights, lengths = {"heavy": heavy / light, "light": 1.0}, {"heavy": long, "light": short}
+    waiting, number, had = WaitingList(), 0, dict.fromkeys(weights, 0)
+    for _ in range(100):
+        for name, weight in weights.items():
+            while waiting._tokens_of.get(name, 0) < 1024:
+                waiting.add(Waiting(number, lengths[name], 0.0, Caller(name, weight)))
+                number += 1
+        chosen = plan(waiting, limits, now=1.0)
+        assert isinstance(chosen, BatchPlan)
+        for item in waiting.take(chosen, limits):
+            had[item.caller.name] += item.length
+    assert 0.75 < had["heavy"] / had["light"] / weights["heavy"] < 1.33
+
+
+def test_a_caller_of_twice_the_weight_gets_twice_the_tokens() -> None:
+    """In simulated time: of bulk clients who always wait the one of weight 2 gets twice the tokens of each other."""
+    senders = [Sender("double", texts("mixed", 100, 32, 1), 8, probe=True, weight=2.0)]
+    senders += [Sender(f"single {number}", texts("mixed", 20, 32, number), 8) for number in range(2, 4)]
+    had = Simulation(senders, Device()).run().tokens_of
+    assert 1.8 < 2 * had["double"] / (had["single 2"] + had["single 3"]) < 2.2
 
 
 def test_packing_is_near_the_best() -> None:

@@ -6,8 +6,11 @@ import time
 
 import pytest
 
+from service import metrics
+from service.admission import DrainRate, QueueLimits
 from service.batching import BatchLimits
-from service.engine import DrainRate, Engine
+from service.callers import Caller
+from service.engine import Engine
 from service.errors import DeadlineExceeded, InternalFault, QueueFull, Unavailable
 from tests.service.gate import OUTPUT, GateRunner, run, sequence, started
 
@@ -139,7 +142,7 @@ def test_a_full_queue_refuses_with_a_delay() -> None:
 
     async def test() -> None:
         runner = GateRunner()
-        engine = await started(runner, max_queue_size=4)
+        engine = await started(runner, max_inputs=4)
         tasks = [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, None)) for n in range(1, 2)]
         await asyncio.sleep(0.01)
         tasks += [asyncio.create_task(engine.submit([sequence(n)], OUTPUT, None)) for n in range(2, 6)]
@@ -178,7 +181,9 @@ def test_not_started() -> None:
     """Before the start requests are refused as UNAVAILABLE."""
 
     async def test() -> None:
-        engine = Engine(GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, max_queue_size=10)
+        engine = Engine(
+            GateRunner(), BatchLimits(max_batch_tokens=64), model="m", pad_token_id=0, queue=QueueLimits(10, 1000)
+        )
         with pytest.raises(Unavailable, match="starting or draining"):
             await engine.submit([sequence(1)], OUTPUT, None)
 
@@ -191,9 +196,9 @@ def test_a_caller_does_not_wait_for_another_ones_queue() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, None, origin="bulk"))
+        large = asyncio.create_task(engine.submit([sequence(1, 30)] * 40, OUTPUT, None, caller=Caller("bulk")))
         await asyncio.sleep(0.01)
-        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, None, origin="new"))
+        new = asyncio.create_task(engine.submit([sequence(2, 3)], OUTPUT, None, caller=Caller("new")))
         await asyncio.sleep(0.01)
         runner.gate.set()
         await asyncio.gather(large, new)
@@ -274,9 +279,9 @@ def test_who_cannot_be_served_in_time_is_refused_at_once() -> None:
         runner.gate.set()
         for _ in range(3):
             await engine.submit([sequence(1, 30)], OUTPUT, None)
-        engine._drain = DrainRate()
-        engine._drain.begin(0.0)
-        engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
+        engine._admission.drain = DrainRate()
+        engine._admission.drain.begin(0.0)
+        engine._admission.drain.end(100, 1.0, idle=True)  # 100 tokens a second
         runner.gate.clear()
         held = [asyncio.create_task(engine.submit([sequence(1, 50)] * 4, OUTPUT, None)) for _ in range(4)]
         await asyncio.sleep(0.01)
@@ -296,16 +301,18 @@ def test_another_callers_queue_is_no_reason_to_refuse() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        engine._drain.begin(0.0)
-        engine._drain.end(100, 1.0, idle=True)  # 100 tokens a second
-        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, None, origin="bulk"))
+        engine._admission.drain.begin(0.0)
+        engine._admission.drain.end(100, 1.0, idle=True)  # 100 tokens a second
+        bulk = asyncio.create_task(engine.submit([sequence(1, 50)] * 20, OUTPUT, None, caller=Caller("bulk")))
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull, match="comes before it"):
-            await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 2, origin="bulk")
-        engine.check_room(1, time.monotonic() + 2, "small")
-        small = asyncio.create_task(engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 2, origin="small"))
+            await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 2, caller=Caller("bulk"))
+        engine.check_room(1, time.monotonic() + 2, Caller("small"))
+        small = asyncio.create_task(
+            engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 2, caller=Caller("small"))
+        )
         with pytest.raises(QueueFull, match="comes before it"):  # so many of its own take their time beside bulk's
-            await engine.submit([sequence(3, 50)] * 4, OUTPUT, time.monotonic() + 2, origin="third")
+            await engine.submit([sequence(3, 50)] * 4, OUTPUT, time.monotonic() + 2, caller=Caller("third"))
         runner.gate.set()
         await asyncio.gather(small, bulk)
 
@@ -318,8 +325,8 @@ def test_a_short_deadline_is_no_reason_to_refuse() -> None:
     async def test() -> None:
         runner = GateRunner()
         engine = await started(runner)
-        engine._drain.begin(0.0)
-        engine._drain.end(100_000, 1.0, idle=True)
+        engine._admission.drain.begin(0.0)
+        engine._admission.drain.end(100_000, 1.0, idle=True)
         tasks = [asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None)) for _ in range(2)]
         await asyncio.sleep(0.01)
         tasks.append(asyncio.create_task(engine.submit([sequence(2)], OUTPUT, time.monotonic() + 0.04)))
@@ -341,3 +348,79 @@ def test_small_batches_say_nothing_of_the_rate() -> None:
     rate.end(100, 5.5, idle=False)
     rate.end(1, 6.0, idle=False, queue=False)
     assert rate.seconds_for(1000) == pytest.approx(5.0)
+
+
+def test_late_rows_are_in_no_batch() -> None:
+    """Who cannot be answered in time any more when a batch is made is told so then; the others run."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        first = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, None))
+        await asyncio.sleep(0.01)
+        engine._admission.fastest.note(1, 10.0)  # no token takes less than 10 s
+        late = asyncio.create_task(engine.submit([sequence(2)] * 40, OUTPUT, time.monotonic() + 20))
+        other = asyncio.create_task(engine.submit([sequence(3)], OUTPUT, None))
+        await asyncio.sleep(0.01)
+        runner.gate.set()
+        with pytest.raises(DeadlineExceeded, match="would have passed"):
+            await late
+        await asyncio.gather(first, other)
+        assert [sorted(set(batch.input_ids[:, 0])) for batch in runner.batches] == [[1], [3]]
+
+    run(test)
+
+
+def test_a_passed_deadline_is_seen_before_its_timer() -> None:
+    """A row whose deadline passed while the loop was busy is in no batch, whichever of them comes first."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        runner.gate.set()
+        engine = await started(runner)
+        late = asyncio.create_task(engine.submit([sequence(1)], OUTPUT, time.monotonic() + 0.05))
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251 - as another caller's long work would
+        with pytest.raises(DeadlineExceeded):
+            await late
+        assert not runner.batches
+
+    run(test)
+
+
+def test_what_was_computed_for_nobody_is_counted() -> None:
+    """Inputs and tokens whose caller left while they ran are counted, those of others are not."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        counted = [metrics.WASTED_INPUTS.labels("m"), metrics.WASTED_TOKENS.labels("m")]
+        before = [metric._value.get() for metric in counted]
+        tasks = [asyncio.create_task(engine.submit([sequence(1, 5)] * 2, OUTPUT, None)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        await asyncio.sleep(0.01)
+        runner.gate.set()
+        await tasks[1]
+        assert [metric._value.get() - was for metric, was in zip(counted, before, strict=True)] == [2, 10]
+
+    run(test)
+
+
+def test_the_runner_can_ask_who_still_waits() -> None:
+    """Before a batch runs again it can be told which of its rows anybody still waits for."""
+
+    async def test() -> None:
+        runner = GateRunner()
+        engine = await started(runner)
+        tasks = [asyncio.create_task(engine.submit([sequence(number)], OUTPUT, None)) for number in (1, 2)]
+        await asyncio.sleep(0.01)
+        assert [runner.wanted(row) for row in (0, 1)] == [True, True]
+        gone = int(runner.batches[0].input_ids[0, 0]) - 1
+        tasks[gone].cancel()
+        await asyncio.sleep(0.01)
+        assert [runner.wanted(row) for row in (0, 1)] == [False, True]
+        runner.gate.set()
+        await asyncio.wait(tasks)
+
+    run(test)

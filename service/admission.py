@@ -1,0 +1,247 @@
+"""Admission: whether a request is taken in, by what waits and how fast it goes.
+
+Pure: no clock, no I/O, no tasks; `now` is an argument, in seconds on the clock of the deadlines. What is refused is
+refused at once, with the time after which trying again may help; who counts it finds the reason in the error.
+May import: batching, callers, errors.
+"""
+
+from dataclasses import dataclass
+from math import exp, inf
+from typing import NoReturn
+
+from service.batching import WaitingList
+from service.callers import Caller
+from service.errors import Outdated, QueueFull, Unavailable
+
+# A request that waits is refused at once when what is before it will probably take more than this share of its time.
+_DEADLINE_SHARE = 0.8
+_RATE_MEMORY_S = 2.0
+_SHORTEST_RETRY_S = 0.05
+_ROUND_BATCHES = 64
+
+
+class DrainRate:
+    """How many tokens a second leave the queue while there are any: an average over the last seconds of work.
+
+    Pure: `now` is an argument, in seconds.
+    """
+
+    def __init__(self) -> None:
+        """Start knowing nothing."""
+        self._tokens = self._seconds = 0.0
+        self._since: float | None = None
+
+    def begin(self, now: float) -> None:
+        """Note that a batch begins to run; idle time before it does not count."""
+        if self._since is None:
+            self._since = now
+
+    def end(self, tokens: int, now: float, *, idle: bool, queue: bool = True) -> None:
+        """Note that a batch of so many tokens came back, whether nothing else runs, and whether others wait.
+
+        A batch that leaves no queue behind may have been a small one, which says little of full ones.
+        A longer pause than is remembered was a fault, such as a dead replica: it says little of what comes.
+        """
+        since, self._since = self._since, None if idle else now
+        if not queue:
+            return
+        passed_s = min(now - (now if since is None else since), _RATE_MEMORY_S)
+        kept = exp(-passed_s / _RATE_MEMORY_S)
+        self._tokens = self._tokens * kept + tokens
+        self._seconds = self._seconds * kept + passed_s
+
+    def seconds_for(self, tokens: float) -> float:
+        """Estimate how long so many tokens will take; 0 before anything is known."""
+        return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
+
+class FastestPace:
+    """How long so many tokens take at the very least: as long as in the fastest of the last batches."""
+
+    def __init__(self) -> None:
+        """Start knowing nothing."""
+        self._now = self._before = inf  # seconds a token, in this round of batches and in the one before it
+        self._batches = 0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Note that a batch of so many tokens, padding included, took so long."""
+        self._now = min(self._now, seconds / tokens)
+        self._batches += 1
+        if self._batches == _ROUND_BATCHES:
+            self._now, self._before, self._batches = inf, self._now, 0
+
+    def seconds_for(self, tokens: int) -> float:
+        """Give how long so many tokens will take at least; 0 before anything is known."""
+        fastest = min(self._now, self._before)
+        return 0.0 if fastest == inf else tokens * fastest
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait for a batch, over all callers of one model.
+
+    Attributes:
+        max_inputs: Inputs. A request that is larger by itself is still taken into an empty queue.
+        max_tokens: Their tokens; likewise.
+    """
+
+    max_inputs: int
+    max_tokens: int
+
+
+class QueueAdmission:
+    """Whether one engine takes a request in: by its queue, its pace, and whether it takes any."""
+
+    def __init__(self, waiting: WaitingList, limits: QueueLimits, *, ahead: int) -> None:
+        """Store the parts; nothing is taken in before `accepting` is set.
+
+        Args:
+            waiting: The queue; it is not changed.
+            limits: What may be in it.
+            ahead: Tokens that one caller may be ahead of another, those of a full batch.
+        """
+        self.drain = DrainRate()
+        self.fastest = FastestPace()
+        self.accepting = False
+        self.outdated = False
+        self._waiting = waiting
+        self._limits = limits
+        self._ahead = ahead
+
+    def check_accepting(self) -> None:
+        """Do nothing while requests are taken in.
+
+        Raises:
+            Unavailable: The engine is not started, or is stopping.
+        """
+        if not self.accepting:
+            raise not_accepting()
+
+    def check_room(self, size: int, deadline_s: float | None, caller: Caller, tokens: int, now: float) -> None:
+        """Do nothing while so many more sequences may wait and can be run in time.
+
+        Args:
+            size: Sequences of one request.
+            deadline_s: On the clock of `now`; None for none.
+            caller: Who asks; of what others have waiting only what comes before it counts.
+            tokens: Of the request; 0 if they are not known yet.
+            now: The present.
+
+        Raises:
+            Unavailable: The engine is not started, or is stopping.
+            QueueFull: Too much waits already.
+            Outdated: The model was replaced meanwhile.
+        """
+        self.check_accepting()
+        if self.outdated:
+            raise Outdated
+        if not len(self._waiting):
+            return
+        wait_s = self.drain.seconds_for(self._waiting.tokens)
+        self._check_size(size, tokens, max(wait_s, _SHORTEST_RETRY_S))
+        if deadline_s is not None:
+            self._check_deadline(wait_s, deadline_s - now, caller, tokens)
+
+    def _check_size(self, size: int, tokens: int, delay_s: float) -> None:
+        if len(self._waiting) + size > self._limits.max_inputs:
+            told, reason = f"{len(self._waiting)} inputs wait already, at most {self._limits.max_inputs}", "queue_full"
+        elif self._waiting.tokens + tokens > self._limits.max_tokens:
+            told, reason = (
+                f"{self._waiting.tokens:,} tokens wait already, at most {self._limits.max_tokens:,}",
+                "queue_tokens",
+            )
+        else:
+            return
+        raise QueueFull(f"{told} may; try again in {delay_s:.1f} s", retry_delay_s=delay_s, reason=reason)
+
+    def _check_deadline(self, wait_s: float, rest_s: float, caller: Caller, tokens: int) -> None:
+        most_s = _DEADLINE_SHARE * rest_s
+        if wait_s > most_s:  # and that is as if all who wait had their turn first
+            wait_s = self.drain.seconds_for(self._waiting.before(caller, tokens, self._ahead))
+        if wait_s > most_s or wait_s + self.drain.seconds_for(tokens) > rest_s:
+            delay_s = max(wait_s, _SHORTEST_RETRY_S)
+            raise QueueFull(
+                f"what comes before it will take about {wait_s:.1f} s, and the deadline is in {max(rest_s, 0):.1f} s; "
+                f"try again in {delay_s:.1f} s, or allow more time",
+                retry_delay_s=delay_s,
+                reason="deadline",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLimits:
+    """What may be in work at one time, over all models and callers.
+
+    Attributes:
+        max_requests: Requests that were let in and are not answered, those of streams among them.
+        max_bytes: What they take. One that takes more by itself passes alone.
+        max_streams: Open EncodeStream calls.
+    """
+
+    max_requests: int
+    max_bytes: int
+    max_streams: int
+
+
+class Door:
+    """Counts what is in work, and lets no more in than may be."""
+
+    def __init__(self, limits: WorkLimits) -> None:
+        """Start with nothing in work."""
+        self._limits = limits
+        self._pace = DrainRate()  # of requests
+        self._requests = self._bytes = self._streams = 0
+
+    def enter(self, now: float) -> None:
+        """Count a request that begins.
+
+        Raises:
+            QueueFull: As many as may be are in work.
+        """
+        if self._requests >= self._limits.max_requests:
+            self._refuse(
+                f"{self._requests} requests are in work already, at most {self._limits.max_requests}", "requests"
+            )
+        self._pace.begin(now)
+        self._requests += 1
+
+    def weigh(self, amount: int, held: int) -> None:
+        """Count bytes of a request that was let in and has `held` some already.
+
+        Raises:
+            QueueFull: They are more than there is room for.
+        """
+        if self._bytes > held and self._bytes + amount > self._limits.max_bytes:
+            told = f"requests of {self._bytes:,} bytes are in work already, at most {self._limits.max_bytes:,}"
+            self._refuse(told, "request_bytes")
+        self._bytes += amount
+
+    def leave(self, amount: int, now: float) -> None:
+        """Count a request that has ended, and take its bytes out."""
+        self._requests -= 1
+        self._bytes -= amount
+        self._pace.end(1, now, idle=not self._requests)
+
+    def open_stream(self) -> None:
+        """Count a stream that begins.
+
+        Raises:
+            QueueFull: As many as may be are open.
+        """
+        if self._streams >= self._limits.max_streams:
+            self._refuse(f"{self._streams} streams are open already, at most {self._limits.max_streams}", "streams")
+        self._streams += 1
+
+    def close_stream(self) -> None:
+        """Count a stream that has ended."""
+        self._streams -= 1
+
+    def _refuse(self, told: str, reason: str) -> NoReturn:
+        """Say that there is too much, and when what is here now will probably be done."""
+        delay_s = max(self._pace.seconds_for(self._requests), _SHORTEST_RETRY_S)
+        raise QueueFull(f"{told} may be; try again in {delay_s:.1f} s", retry_delay_s=delay_s, reason=reason)
+
+
+def not_accepting() -> Unavailable:
+    """Make the error for who comes before the start, or while the server drains."""
+    return Unavailable("the server is starting or draining; try another one, or try again", reason="not_accepting")

@@ -1,0 +1,154 @@
+"""Intake: how requests come in, so that what is in work, and what is on its way into it, stays within bounds.
+
+gRPC itself would read the message of every call that is opened, and hold it. Here a call is let in first, and its
+message is read when there is a place to read it to; only what has come and not yet been let in is gRPC's, up to a
+stream's window (64 KiB) a call.
+May import: admission, errors, grpc.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from service.admission import Door
+from service.errors import InvalidRequest, QueueFull
+
+_PATIENCE_S = 2.0
+_PLACES_BYTES = 64 * 2**20
+_LAST_WORD_S = 0.05  # within which gRPC says so, after it has said that there is no message
+
+
+class Readers:
+    """Places to read messages to; each may take a whole one.
+
+    Who comes when all are taken waits its turn. Who has been reading for long gives its place up to who waits: a client
+    that sends slowly, or not at all, holds up none that does.
+    """
+
+    def __init__(self, most: int, most_s: float, patience_s: float = _PATIENCE_S) -> None:
+        """Start with all places free.
+
+        Args:
+            most: Places.
+            most_s: How long a message may take to come.
+            patience_s: How long it may while others wait to be read.
+        """
+        self._most = most
+        self._most_s = most_s
+        self._patience_s = patience_s
+        self._reading: dict[asyncio.Timeout, float] = {}  # who reads -> since when; the first has for longest
+        self._turn = asyncio.Lock()  # wakes those who wait in the order in which they came
+        self._freed = asyncio.Event()
+
+    async def read(self, context: grpc.aio.ServicerContext) -> bytes:
+        """Read the one message of a call.
+
+        Raises:
+            InvalidRequest: It ended without one.
+            QueueFull: It took too long to come.
+        """
+        if len(self._reading) >= self._most or self._turn.locked():
+            async with self._turn:
+                await self._free_a_place()
+        place = asyncio.timeout(self._most_s)
+        self._reading[place] = started = time.monotonic()
+        try:
+            async with place:
+                data = await context.read()
+        except TimeoutError as error:
+            raise QueueFull(
+                f"the request's message was not there within {time.monotonic() - started:.1f} s; send it faster, or "
+                "start the server with a smaller --max-request-bytes, so that more can be read at once",
+                retry_delay_s=self._patience_s,
+                reason="slow_message",
+            ) from error
+        finally:
+            del self._reading[place]
+            self._freed.set()
+        if data is grpc.aio.EOF:
+            await asyncio.sleep(_LAST_WORD_S)  # is ended here if the call was cancelled, or its message too large
+            raise InvalidRequest("the call ended without a message; send one request")
+        return bytes(data)
+
+    async def _free_a_place(self) -> None:
+        """Wait until a place is free, or the slowest has had its time."""
+        while len(self._reading) >= self._most:
+            slowest, since = next(iter(self._reading.items()))
+            self._freed.clear()
+            try:
+                async with asyncio.timeout_at(since + self._patience_s):
+                    await self._freed.wait()
+            except TimeoutError:
+                if slowest in self._reading and not slowest.expired():
+                    slowest.reschedule(0.0)  # ends it, as soon as the loop comes round
+                    await self._freed.wait()
+
+
+class Intake:
+    """The server's door, and the places behind it."""
+
+    def __init__(self, door: Door, max_request_bytes: int, max_deadline_s: float) -> None:
+        """Store the parts; there are places for 64 MiB of messages, at least two."""
+        self.door = door
+        self._readers = Readers(max(2, _PLACES_BYTES // max_request_bytes), max_deadline_s)
+
+    def request(self) -> "Place":
+        """Give the place of one request; entering it lets the request in, leaving it ends it."""
+        return Place(self.door, self._readers)
+
+
+class Place:
+    """One request in work."""
+
+    __slots__ = ("_bytes", "_door", "_readers")
+
+    def __init__(self, door: Door, readers: Readers) -> None:
+        """Hold nothing yet."""
+        self._door = door
+        self._readers = readers
+        self._bytes = 0
+
+    def __enter__(self) -> Self:
+        """Let the request in.
+
+        Raises:
+            QueueFull: As many as may be are in work.
+        """
+        self._door.enter(time.monotonic())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Take it out of work."""
+        self._door.leave(self._bytes, time.monotonic())
+
+    async def receive(self, context: grpc.aio.ServicerContext) -> bytes:
+        """Read the call's one message, and count it.
+
+        Raises:
+            InvalidRequest: It ended without one.
+            QueueFull: It took too long to come, or there is no room for its bytes.
+        """
+        return self.hold(await self._readers.read(context))
+
+    def hold(self, data: bytes) -> bytes:
+        """Count a message until the request ends, twice: as it came, and as the texts that are read out of it.
+
+        Raises:
+            QueueFull: There is no room for it.
+        """
+        self.weigh(2 * len(data))
+        return data
+
+    def weigh(self, amount: int) -> None:
+        """Count so many bytes more until the request ends.
+
+        Raises:
+            QueueFull: There is no room for them.
+        """
+        self._door.weigh(amount, self._bytes)
+        self._bytes += amount
