@@ -66,6 +66,8 @@ def codec_requests(data: bytes) -> str:
         request = codec.decode_encode_request(message)
     except InvalidRequest:
         return "refused"
+    if request.outputs.pooled and request.outputs.pooled.dimensions == 0:
+        return "refused later"
     written = codec.encode_encode_request(request).SerializeToString()
     assert codec.decode_encode_request(pb.EncodeRequest.FromString(written)) == request
     return "read"
