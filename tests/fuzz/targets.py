@@ -373,7 +373,7 @@ class OnFiles:
         try:
             pair = pem.read_pair(str(paths[0]), str(paths[1]), "--tls-cert", "--tls-key")
         except ValueError as error:
-            return "told a secret" if key.splitlines()[1].decode("latin1") in str(error) else "refused"
+            return "told a secret" if self._pair[1].splitlines()[1].decode() in str(error) else "refused"
         pem.not_after(pair.cert)
         return "read"
 

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw import Connection, frame, headers, message
 
 from attencode import Client, Tls
+from service.config import ServiceConfig
 from service.pb import encoder_pb2 as pb
 from tests.service.streams import STREAM, metric
 
@@ -310,3 +311,22 @@ def test_tls_that_does_not_come_about(spawn_local: Callable[..., Any], tiny_arti
     while (connections := len(process.net_connections())) > 4 and time.monotonic() < end_s:
         time.sleep(0.1)
     assert connections <= 4
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
+def test_silence_at_the_beginning(
+    spawn_local: Callable[..., Any], tiny_artifact: Path, tmp_path: Path, tls: bool
+) -> None:
+    """A connection that does not say what it is, or says half of it, is closed by the server."""
+    if "handshake_timeout_s" not in ServiceConfig.model_fields:
+        pytest.skip("this server leaves the time of a handshake to gRPC, which is two minutes")
+    flags = ["--provider", "cpu", "--precision", "float32", "--handshake-timeout-s", "1"]
+    if tls:
+        files = Authority(tmp_path).sign("server")
+        flags += ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
+    server = spawn_local(tiny_artifact, *flags)
+    with ExitStack() as held:
+        silent = [held.enter_context(Connection(server.address, preface=False)) for _ in range(20)]
+        for connection in silent[:10]:
+            connection.send(b"\x16\x03\x01" if tls else raw.PREFACE[:10])
+        assert all(connection.read(for_s=15).closed for connection in silent)
