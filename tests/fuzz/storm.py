@@ -166,8 +166,10 @@ def _bytes_of(kind: Any, source: Source) -> bytes:
     way = source.byte()
     if way < 30:
         return source.data(source.left)
-    if way < 140 and kind is pb.EncodeRequest:
-        return encode_request(source).SerializeToString()
+    if way < 140 and kind is not pb.GetModelRequest:
+        right = encode_request(source)
+        whole = pb.TokenizeRequest(inputs=right.inputs, truncation=right.truncation)
+        return (right if kind is pb.EncodeRequest else whole).SerializeToString()
     message = any_message(kind, source)
     if way < 220 and "model" in kind.DESCRIPTOR.fields_by_name:
         message.model = ""
