@@ -14,6 +14,7 @@ moment there is a whole artifact under the given name, or none.
 May import: every module of `model`, onnxruntime.
 """
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -114,7 +115,7 @@ def export(
     with _written_aside(output) as folder:
         plain = EncoderGraph(encoder, head, pool_prompt=settings.pool_prompt)
         places = _write_graphs(folder, plain, WEIGHTS_FILE, encoder)
-        tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
         difference = check(folder, plain, places)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
@@ -343,6 +344,11 @@ def _written_aside(output: Path) -> Iterator[Path]:
             folder.chmod(0o755)
             _replace(folder, output)
             (output / ".lock").unlink()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        reason = os.strerror(error.errno)
+        raise ExportError(f"{output} cannot be written: {reason}; make room there, or choose another folder") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

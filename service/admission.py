@@ -160,9 +160,10 @@ class QueueAdmission:
             wait_s = self.drain.seconds_for(self._waiting.before(caller, tokens, self._ahead))
         if wait_s > most_s or wait_s + self.drain.seconds_for(tokens) > rest_s:
             delay_s = max(wait_s, _SHORTEST_RETRY_S)
+            own = "" if wait_s > most_s else f" and the request itself {self.drain.seconds_for(tokens):.1f} s"
             raise QueueFull(
-                f"what comes before it will take about {wait_s:.1f} s, and the deadline is in {max(rest_s, 0):.1f} s; "
-                f"try again in {delay_s:.1f} s, or allow more time",
+                f"what comes before it will take about {wait_s:.1f} s{own}, and the deadline is in "
+                f"{max(rest_s, 0):.1f} s; try again in {delay_s:.1f} s, or allow more time",
                 retry_delay_s=delay_s,
                 reason="deadline",
             )

@@ -6,8 +6,9 @@ May import: errors.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ WEIGHTS_FILE = "weights.bin"
 _FILES = {"encode.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
-_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, "weights.cuda.bin"}  # all or none
+CUDA_WEIGHTS = "weights.cuda.bin"
+_CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, CUDA_WEIGHTS}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask", "state_rows"}
-_NOT_DESCRIBED = ("folder", "digest", "optional_files")
+_NOT_DESCRIBED = ("folder", "digest", "optional_files", "marks", "digests")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
 
 
@@ -55,6 +57,8 @@ class Artifact:
         sentence_size: Width of the model's own pooled vectors.
         pool_prompt: Whether a prompt's tokens are pooled with the text's.
         optional_files: Names of the files beyond those that every artifact has.
+        marks: Of each verified file what tells that it is still the same.
+        digests: Of each of them its sha256.
     """
 
     folder: Path
@@ -81,10 +85,31 @@ class Artifact:
     sentence_size: int
     pool_prompt: bool
     optional_files: frozenset[str] = frozenset()
+    marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def pooled_size(self, pooling: str) -> int:
         """Give the width of one pooling's vectors."""
         return self.sentence_size if pooling == "sentence" else self.hidden_size
+
+    def check_unchanged(self, *names: str) -> None:
+        """Do nothing while some files are those that were verified; to be asked once they are opened.
+
+        Raises:
+            ArtifactError: One was changed, replaced or removed since.
+        """
+        for name in self.marks.keys() & set(names):
+            try:
+                now = mark_of((self.folder / name).stat())
+            except OSError as error:
+                raise ArtifactError(
+                    f"{self.folder / name} was removed under the running server: {error.strerror}; "
+                    "put the artifact back and start the server anew"
+                ) from error
+            if now != self.marks[name]:
+                raise ArtifactError(
+                    f"{self.folder / name} was changed or replaced under the running server; start it anew"
+                )
 
 
 def is_artifact(folder: Path) -> bool:
@@ -99,8 +124,8 @@ def open_artifact(folder: Path) -> Artifact:
         ArtifactError: The folder is no artifact, of another format, or not as it was written.
     """
     artifact, files = _read_description(folder)
-    _verify_files(folder, files)
-    return artifact
+    marks = _verify_files(folder, files)
+    return replace(artifact, marks=marks, digests={name: files[name]["sha256"] for name in marks})
 
 
 def open_description(folder: Path) -> Artifact:
@@ -186,8 +211,14 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
-def _verify_files(folder: Path, files: Any) -> None:
-    """Hold each file against its recorded size and digest."""
+def mark_of(stat: os.stat_result) -> tuple[int, ...]:
+    """Give what tells a file from another one, and from itself after it was written: device, inode, size, time."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _verify_files(folder: Path, files: Any) -> dict[str, tuple[int, ...]]:
+    """Hold each file against its recorded digest; gives their marks."""
+    marks: dict[str, tuple[int, ...]] = {}
     if not isinstance(files, dict) or not files.keys() >= _FILES:
         raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
     if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
@@ -200,8 +231,10 @@ def _verify_files(folder: Path, files: Any) -> None:
             raise ArtifactError(f"{folder / ARTIFACT_FILE} names {name!r}, which is not a file of this folder")
         try:
             with path.open("rb") as file:
+                marks[name] = mark_of(os.fstat(file.fileno()))
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror}; export the model again") from error
         if not isinstance(expected, dict) or digest != expected.get("sha256"):
             raise ArtifactError(f"{path} was changed or damaged after the export; export the model again")
+    return marks

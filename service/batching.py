@@ -329,18 +329,18 @@ class Batch:
         """Give the rows that an output has values for."""
         return self.state_rows if name.startswith(HIDDEN_STATES) else np.arange(len(self.lengths))
 
-    def row(self, number: int) -> "Batch":
-        """Give one row as a batch of its own, with the same padding."""
-        one = slice(number, number + 1)
+    def part(self, numbers: SequenceOf[int]) -> "Batch":
+        """Give some rows, in ascending order, as a batch of their own, with the same padding."""
+        rows = np.asarray(numbers, dtype=np.int64)
         return replace(
             self,
-            lengths=self.lengths[one],
-            input_ids=self.input_ids[one],
-            attention_mask=self.attention_mask[one],
-            token_type_ids=self.token_type_ids[one],
-            pooling_mask=self.pooling_mask[one],
-            looks=self.looks[one],
-            state_rows=np.zeros(int(number in self.state_rows), np.int64),
+            lengths=tuple(self.lengths[row] for row in numbers),
+            input_ids=self.input_ids[rows],
+            attention_mask=self.attention_mask[rows],
+            token_type_ids=self.token_type_ids[rows],
+            pooling_mask=self.pooling_mask[rows],
+            looks=tuple(self.looks[row] for row in numbers) if self.looks else (),
+            state_rows=np.flatnonzero(np.isin(rows, self.state_rows)),
         )
 
 

@@ -79,6 +79,18 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         metrics.record_request(method, code, time.perf_counter() - started)
 
 
+async def veiled(method: str, context: grpc.aio.ServicerContext, life: Awaitable[None]) -> None:
+    """Await the life of a stream; a fault of ours ends it with INTERNAL and an id, where gRPC would show its words."""
+    try:
+        await life
+    except (grpc.aio.AbortError, grpc.aio.UsageError, grpc.aio.InternalError, grpc.RpcError):
+        raise  # gRPC's own, of a call that has its status, or that has ended
+    except Exception as error:  # noqa: BLE001 - the caller is told, the log has it
+        fault = InternalFault()
+        _LOG.error("%s failed (%s)", method, fault.id, exc_info=error, extra={"error_id": fault.id})
+        await abort(context, fault)
+
+
 def turned_away(method: str, error: AttencodeError) -> None:
     """Count a call that is refused before anything of it is begun, so that it has no time."""
     metrics.record_turned_away(method, error.status.name, error.reason)

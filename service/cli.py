@@ -30,11 +30,11 @@ Puts models on the replicas of a Ray cluster that runs already (`--address auto`
 replaces the artifact under a name while it is served: new replicas come first, requests under way are answered
 whole by one version, and if the new artifact does not start the old one goes on. MODEL is an artifact folder that
 every node has under this path. Settings are these of `attencode serve`: --replicas, --replica-cpus, --replica-gpus,
---replica-batches, --provider, --precision, --streams; what is not given stays as it
+--replica-batches, --provider, --precision, --streams, --stuck-after-s; what is not given stays as it
 runs, or, where nothing runs any more, is as `attencode serve` has it.
 """
 _DEPLOY_SETTINGS = {"address", "cache_dir", "log_level", "models", "precision", "provider", "ray", "streams"} | {
-    *("log_format",),
+    *("log_format", "stuck_after_s"),
     *("replica_batches", "replica_cpus", "replica_gpus", "replicas"),
 }
 _DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -156,6 +156,9 @@ def _serve(words: list[str]) -> int:
 
     config = parse_config(words)
     log_to_stderr(config.log_level, config.log_format)
+    from service.ending import end_now, end_when_lost, show_crashes  # noqa: PLC0415
+
+    show_crashes()
     from service.server import serve  # noqa: PLC0415
     from service.tls import Certificates  # noqa: PLC0415
 
@@ -167,18 +170,17 @@ def _serve(words: list[str]) -> int:
         prepare_ray_environment()
         from service.cluster import (  # noqa: PLC0415 - Ray where it is asked for
             RayBackend,
-            end_with_the_cluster,
             ensure_deployed,
             joined,
         )
 
         with joined(config.address):
             ensure_deployed(config, artifacts)
-            run(end_with_the_cluster(serve(config, RayBackend(config, artifacts), _STARTED)))
+            run(end_when_lost(serve(config, RayBackend(config, artifacts), _STARTED)))
     else:
         from service.backend import LocalBackend  # noqa: PLC0415
 
-        run(serve(config, LocalBackend(config, artifacts), _STARTED))
+        run(end_when_lost(serve(config, LocalBackend(config, artifacts, end=end_now), _STARTED)))
     return 0
 
 

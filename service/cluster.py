@@ -1,17 +1,16 @@
 """Cluster: starts or joins Ray, deploys models on it, and serves them from a gateway.
 
-May import: fleet, replicas, served, artifact, config, placement, errors, ray.
+May import: fleet, replicas, served, supervision, artifact, config, placement, errors, ray.
 """
 
 import asyncio
 import logging
-import os
 import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from threading import Event, Thread
 from typing import Any
@@ -22,11 +21,12 @@ from ray.serve.config import ProxyLocation
 
 from service.artifact import Artifact
 from service.config import ServiceConfig, read_replicas
-from service.errors import ClusterLost, ConfigError, StartupError, Unavailable
+from service.errors import ConfigError, StartupError, Unavailable
 from service.fleet import Fleet
 from service.placement import choose_placement, usable_cores
 from service.replicas import ENCODER, Description, EncoderSettings, application_name, encoder, method
 from service.served import Models
+from service.supervision import keep
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
@@ -62,7 +62,8 @@ class RayBackend:
         for name in self._names:
             fleet = Fleet(self._config, name, models)
             self._fleets.append(fleet)
-            self._tasks.append(asyncio.get_running_loop().create_task(fleet.watch()))
+            kept = keep("fleet", fleet.watch, models.lost)
+            self._tasks.append(asyncio.get_running_loop().create_task(kept))
         while self._wait and not all(models.is_ready(name) for name in self._names):
             await models.changed.wait()
             models.changed.clear()
@@ -167,16 +168,6 @@ def _start_serve() -> None:
             time.sleep(1)
         else:
             return
-
-
-async def end_with_the_cluster(life: Awaitable[None]) -> None:
-    """Await a server's life; where the cluster is lost, end the process, as every orderly way out waits for Ray."""
-    try:
-        await life
-    except ClusterLost as error:
-        sys.stderr.write(f"attencode: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)
 
 
 def deploy(name: str, settings: EncoderSettings, before: Description | None) -> Description:
@@ -332,4 +323,5 @@ def encoder_settings(config: ServiceConfig, artifact: Artifact, models: int) -> 
         provider=config.provider,
         precision=config.precision,
         streams=config.streams,
+        stuck_after_s=config.stuck_after_s,
     )

@@ -115,6 +115,9 @@ class ServiceConfig(BaseSettings):
     max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
+    stuck_after_s: Patience = Field(
+        60.0, description="When a batch that does not end is given up, and with it the process, or on Ray the replica"
+    )
 
     ray: CliImplicitFlag[bool] = Field(default=False, description="Run the models on replicas of Ray Serve")
     address: str = Field("", description="Ray cluster to join: auto for this node's, or HOST:PORT; empty starts one")

@@ -8,14 +8,13 @@ May import: artifact, errors, onnxruntime, numpy.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.artifact import CUDA_GRAPH, CUDA_POOLED_GRAPH, Artifact
+from service.artifact import CUDA_GRAPH, CUDA_POOLED_GRAPH, CUDA_WEIGHTS, WEIGHTS_FILE, Artifact
 from service.errors import ProviderError
 
 PRECISIONS = ("float32", "float16")
@@ -135,25 +134,26 @@ def open_graph(artifact: Artifact, graph: str, precision: str, options: Any) -> 
     import onnxruntime  # noqa: PLC0415 - only after it is known to be installed once
 
     onnxruntime.preload_dlls()
-    exact = partial(_session, artifact.folder / f"{graph}.onnx", "float32", options)
+    exact = partial(_session, artifact, f"{graph}.onnx", "float32", options)
     if precision == "float16" and graph == "encode":
         return CudaGraph(
-            partial(_session, artifact.folder / CUDA_POOLED_GRAPH, "float16", options),
-            partial(_session, artifact.folder / CUDA_GRAPH, "float16", options),
+            partial(_session, artifact, CUDA_POOLED_GRAPH, "float16", options),
+            partial(_session, artifact, CUDA_GRAPH, "float16", options),
             exact,
         )
     return CudaGraph(exact)
 
 
-def _session(path: Path, precision: str, options: Any) -> Any:
+def _session(artifact: Artifact, name: str, precision: str, options: Any) -> Any:
     import onnxruntime  # noqa: PLC0415
 
     session = onnxruntime.InferenceSession(
-        path,
+        artifact.folder / name,
         options,
         providers=[("CUDAExecutionProvider", provider_options(precision)), "CPUExecutionProvider"],
         disabled_optimizers=_SUMMING_IN_FLOAT16,
     )
     if "CUDAExecutionProvider" not in session.get_providers():
         raise ProviderError("cuda was chosen, but ONNX Runtime could not start it; see its message above")
+    artifact.check_unchanged(name, CUDA_WEIGHTS if precision == "float16" else WEIGHTS_FILE)  # some are opened late
     return session

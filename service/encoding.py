@@ -5,7 +5,6 @@ May import: callers, intake, memory, served, stream, threads, outputs, tokenizat
 errors.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,15 +97,14 @@ class Call:
     most_bytes: int
     deadline_s: float | None
     started: float
-    _clock_runs: bool = False
+    _end_s: float | None = None
 
     def start_clock(self, most_s: float) -> float:
-        """Give the request so much time from now on, once; gives when it is up."""
-        if self.deadline_s is None or not self._clock_runs:
-            end_s = time.monotonic() + most_s
-            self.deadline_s = end_s if self.deadline_s is None else min(self.deadline_s, end_s)
-            self._clock_runs = True
-        return self.deadline_s
+        """Give the request at most so much time from now on, once; gives when that is up, its caller's time apart."""
+        if self._end_s is None:
+            self._end_s = time.monotonic() + most_s
+            self.deadline_s = self._end_s if self.deadline_s is None else min(self.deadline_s, self._end_s)
+        return self._end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +159,8 @@ class Encoding:
         """Split a request's inputs into tokens."""
         served = self._find(request)
         try:
-            async with asyncio.timeout(self._limits.max_deadline_s):
-                sequences, _ = await self._sequences(served, request, place, describe=True)
+            end_s = time.monotonic() + self._limits.max_deadline_s
+            sequences, _ = await self._sequences(served, request, place, end_s, describe=True)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the texts were tokenized") from error
         results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
@@ -200,17 +198,23 @@ class Encoding:
         """Make a request ready for the queue, and hold its answer's bytes.
 
         The server's time for it begins here, where it has its turn: how slowly a stream is read is its reader's affair.
+        When its caller's is up gRPC ends it.
         """
         try:
-            async with call.share.turn(), asyncio.timeout_at(call.start_clock(self._limits.max_deadline_s)):
+            async with call.share.turn():
+                end_s = call.start_clock(self._limits.max_deadline_s)
                 describe = call.request.outputs.by_token
-                sequences, tokenize_s = await self._sequences(served, call.request, call.place, describe=describe)
+                sequences, tokenize_s = await self._sequences(
+                    served, call.request, call.place, end_s, describe=describe
+                )
                 lengths = [sequence.length for sequence in sequences]
                 places = selection.places * len(lengths) + sum(lengths) if selection.looks_inside else 0
-                looks = await self._texts.run(lambda: selection.looks(sequences), places, when=places > _INLINE_PLACES)
+                looks = await self._texts.run(
+                    lambda: selection.looks(sequences), places, when=places > _INLINE_PLACES, until_s=end_s
+                )
                 size = selection.answer_bytes(lengths, looks)
                 check_answer_size(selection, size, len(lengths), call.most_bytes, self._limits.max_answer_bytes)
-                await call.share.take(size + (_DESCRIBED_MESSAGE_BYTES * sum(lengths) if describe else 0))
+                await call.share.take(size + (_DESCRIBED_MESSAGE_BYTES * sum(lengths) if describe else 0), end_s)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the request could wait for a batch") from error
         return _Prepared(sequences, looks, size, tokenize_s)
@@ -223,7 +227,7 @@ class Encoding:
         return served
 
     async def _sequences(
-        self, served: ServedModel, request: TokenizeRequest, place: Place, *, describe: bool
+        self, served: ServedModel, request: TokenizeRequest, place: Place, end_s: float, *, describe: bool
     ) -> tuple[list[Sequence], float]:
         """Tokenize a request's inputs; returns the sequences and the seconds it took."""
         started = time.perf_counter()
@@ -237,7 +241,7 @@ class Encoding:
                     trim()
 
         with stage("tokenize"):
-            sequences = await self._texts.run(work, chars * (1 + describe), when=chars > _INLINE_CHARS)
+            sequences = await self._texts.run(work, chars * (1 + describe), when=chars > _INLINE_CHARS, until_s=end_s)
         seconds = time.perf_counter() - started
         truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
         tokens = sum(item.length for item in sequences)

@@ -3,13 +3,13 @@
 One event loop, no locks. `submit` puts a request's sequences into the waiting list and awaits their rows;
 whenever the runner has room, `batching.plan` says what runs next. A request whose caller is gone, or whose
 deadline passed, leaves the queue at once.
-May import: admission, batching, callers, reduce, runner, outputs, metrics, tracing, errors.
+May import: admission, batching, callers, causes, inference, reduce, runner, outputs, metrics, tracing, errors.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,10 +18,12 @@ from service import metrics
 from service.admission import QueueAdmission, QueueLimits
 from service.batching import HIDDEN_STATES, Batch, BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
 from service.callers import NOBODY, Caller
-from service.errors import DeadlineExceeded, InternalFault, Outdated, is_for_callers
+from service.causes import cause_of
+from service.errors import DeadlineExceeded, InternalFault, Outdated, Unavailable, is_for_callers
+from service.inference import BatchResult, NotFinite
 from service.outputs import Row
 from service.reduce import Look
-from service.runner import BatchResult, Runner
+from service.runner import Runner, StuckError
 from service.tokenization import Sequence
 from service.tracing import RequestTrace, batch_trace, enqueued
 
@@ -114,10 +116,18 @@ class Engine:
         What runs already ends as it will.
         """
         self._admission.outdated = True
+        self._give_back(Outdated)
+
+    def give_up(self) -> None:
+        """Take no more requests in, and give all that waits back to its callers: nothing will run any more."""
+        self.refuse()
+        self._give_back(lambda: Unavailable("this server cannot compute any more and is about to end; try another one"))
+
+    def _give_back(self, error: Callable[[], Unavailable]) -> None:
         for job in {id(job): job for job, _ in self._jobs.values()}.values():
             self._forget(job)
             if not job.done.done():
-                job.done.set_exception(Outdated())
+                job.done.set_exception(error())
 
     async def finish(self, within_s: float) -> None:
         """Take no more requests in, and wait until the accepted ones are done or the time is up."""
@@ -214,8 +224,16 @@ class Engine:
         self._pump_due = loop.call_later(delay_s, self._pump) if delay_s else loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Start batches while the runner has room and the policy has one."""
+        """Start batches while the runner has room; where that fails, all that waits is failed: it would fail again."""
         self._pump_soon = False
+        try:
+            self._start_batches()
+        except Exception as error:  # noqa: BLE001 - a fault of ours, of which callers must not wait for ever
+            metrics.record_crash("batch")
+            self._fail(list(self._jobs.values()), error)
+        metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
+
+    def _start_batches(self) -> None:
         while self._running < self._runner.capacity or self._is_worth_queueing():
             if self._is_worth_waiting():
                 self._schedule_pump(_COMPANY_S)
@@ -230,7 +248,6 @@ class Engine:
             task = asyncio.get_running_loop().create_task(self._run(*self._take(planned)))
             self._batches.add(task)
             task.add_done_callback(self._batch_done)
-        metrics.record_queue(self._model, len(self._waiting), self._waiting.tokens)
 
     def _drop_late(self, planned: BatchPlan) -> bool:
         """Fail those of a batch whose deadline will have passed before it can be back; tells whether there are some."""
@@ -266,16 +283,18 @@ class Engine:
 
     def _take(self, planned: BatchPlan) -> tuple[list[tuple[_Job, int]], float]:
         """Move a batch from the queue to the runner; gives its rows and how long its oldest waited."""
-        self._running += 1
         items = self._waiting.take(planned, self._limits)
         now = time.monotonic()
-        self._admission.drain.begin(now)
         waited_s = now - min(item.arrived_s for item in items)
-        return [self._jobs.pop(number) for number in planned.numbers], waited_s
+        taken = [self._jobs.pop(number) for number in planned.numbers]
+        self._running += 1
+        self._admission.drain.begin(now)
+        return taken, waited_s
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:
         self._batches.discard(task)
         if not task.cancelled() and (error := task.exception()):
+            metrics.record_crash("batch")
             _LOG.critical("a batch's task failed outside its own error handling", exc_info=error)
 
     async def _run(self, taken: list[tuple[_Job, int]], waited_s: float) -> None:
@@ -312,16 +331,22 @@ class Engine:
         passed_s = time.monotonic() - started
         self._admission.fastest.note(batch.input_ids.size, passed_s)
         metrics.record_batch_ended(self._model, "ok", result.inference_s, passed_s)
-        self._hand_out(taken, batch, result, waited_s)
+        try:
+            self._hand_out(taken, batch, result, waited_s)
+        except Exception as error:  # noqa: BLE001 - a fault of ours, of which callers must not wait for ever
+            self._fail(taken, error)
 
     def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:
         """Give each job its rows; a job that has all of them is done."""
         wasted = [job.sequences[place].length for job, place in taken if job.done.done()]
         if wasted:
             metrics.record_wasted(self._model, len(wasted), sum(wasted))
+        if result.again:
+            metrics.record_float32(self._model, result.again)
+        for error, failed in _by_error(result.failed).items():
+            self._fail([taken[row] for row in failed], error)
         for row, (job, place) in enumerate(taken):
             if row in result.failed:
-                self._fail([(job, place)], result.failed[row])
                 continue
             rows = {name: unpad(batch, name, result.arrays[name], row) for name in job.outputs}
             job.rows[place] = {**rows, **result.looked.get(row, {})}
@@ -332,11 +357,12 @@ class Engine:
                 job.done.set_result(Encoded(done, job.queue_s, job.inference_s))
 
     def _fail(self, taken: list[tuple[_Job, int]], error: Exception) -> None:
-        """Tell each caller of a failed batch, once."""
+        """Tell each caller of a failed batch, or of failed rows, once."""
         if not is_for_callers(error):
             fault = InternalFault()
+            _count(self._model, error, len(taken))
             told = {"error_id": fault.id}
-            _LOG.error("a batch of %d inputs failed (%s)", len(taken), fault.id, exc_info=error, extra=told)
+            _LOG.error("%d inputs of a batch failed (%s)", len(taken), fault.id, exc_info=error, extra=told)
             error = fault
         for job, _ in taken:
             self._forget(job)
@@ -348,3 +374,21 @@ def _latest(deadlines: Iterable[float | None]) -> float | None:
     """Give the last of some deadlines; None when one of them is no deadline."""
     known = list(deadlines)
     return None if None in known else max(deadline_s or 0.0 for deadline_s in known)
+
+
+def _by_error(failed: Mapping[int, Exception]) -> dict[Exception, list[int]]:
+    """Group failed rows by the error that they share, or by its words where those are not for callers."""
+    firsts: dict[str, Exception] = {}
+    groups: dict[Exception, list[int]] = {}
+    for row, error in failed.items():
+        first = error if is_for_callers(error) else firsts.setdefault(str(error), error)
+        groups.setdefault(first, []).append(row)
+    return groups
+
+
+def _count(model: str, error: Exception, inputs: int) -> None:
+    """Count a failed batch, or inputs without a finite answer, by the cause."""
+    if isinstance(error, NotFinite):
+        metrics.record_fault(model, "not_finite", inputs)
+    else:
+        metrics.record_fault(model, "stuck" if isinstance(error, StuckError) else cause_of(error))

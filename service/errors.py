@@ -8,7 +8,11 @@
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
     ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
     │   ├── Outdated                            the model was replaced; the servicer begins anew
-    │   └── ClusterLost                         Ray is gone; the process ends
+    │   └── Lost                                the models are gone for good; the process ends
+    │       ├── ClusterLost                     Ray is gone
+    │       ├── DeviceLost                      what computes is gone, or hangs
+    │       ├── ArtifactChanged                 its files were written into
+    │       └── TaskLost                        a part of the server cannot be kept up
     ├── InternalFault      INTERNAL             our fault; carries an id that is in the log
     ├── NotWritten         (no status)          a file that a command shall make; also an OSError
     └── StartupError       (no status)          the server does not start
@@ -107,8 +111,24 @@ class Outdated(Unavailable):
         super().__init__("the model was replaced while the request waited; try again")
 
 
-class ClusterLost(Unavailable):
-    """Report that the Ray cluster is gone, so that this process must be started anew."""
+class Lost(Unavailable):
+    """Report that the models of this process are gone for good, so that it must be started anew."""
+
+
+class ClusterLost(Lost):
+    """Report that the Ray cluster is gone."""
+
+
+class DeviceLost(Lost):
+    """Report that the device does not compute any more, or that a batch on it does not end."""
+
+
+class ArtifactChanged(Lost):
+    """Report that a file that is mapped into memory was written into."""
+
+
+class TaskLost(Lost):
+    """Report that a part of the server failed again and again."""
 
 
 class InternalFault(AttencodeError):

@@ -3,7 +3,7 @@
 Encoding is idempotent, so a batch whose replica died runs again on another one. A batch that dies with its
 replica again and again is taken apart: its rows run one by one, and only the row that kills is failed.
 Replicas may change to another artifact under way; a batch runs on a replica of its own artifact or not at all.
-May import: replicas, served, runner, batching, busy, artifact, config, request, metrics, errors, ray.
+May import: replicas, served, inference, runner, batching, busy, artifact, config, request, metrics, errors, ray.
 """
 
 import asyncio
@@ -11,14 +11,13 @@ import logging
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import NDArray
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 
@@ -28,6 +27,7 @@ from service.batching import Batch
 from service.busy import BusyShare
 from service.config import ServiceConfig
 from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated, Unavailable
+from service.inference import BatchResult, NotFinite, join
 from service.replicas import (
     ENCODER,
     Answer,
@@ -39,7 +39,6 @@ from service.replicas import (
     method,
 )
 from service.request import ReplicaInfo
-from service.runner import BatchResult
 from service.served import Models, ServedModel
 
 _LOG = logging.getLogger(__name__)
@@ -286,21 +285,17 @@ class RayRunner:
 
     async def _run_rows(self, batch: Batch, wanted: Callable[[int], bool]) -> BatchResult:
         """Run each row that is wanted alone, so that only a deadly one is failed."""
-        results: dict[int, BatchResult] = {}
+        parts: list[tuple[list[int], BatchResult]] = []
         failed: dict[int, Exception] = {}
         for row in range(len(batch.lengths)):
             try:
-                results[row] = _result(await self._send(batch.row(row), 1, partial(wanted, row)))
+                parts.append(([row], _result(await self._send(batch.part([row]), 1, partial(wanted, row)))))
             except DeadlineExceeded as error:
                 failed[row] = error
             except _Lost as error:
                 failed[row] = _fault(error)
-        return BatchResult(
-            _joined(results, batch),
-            max((result.inference_s for result in results.values()), default=0.0),
-            {row: result.looked[0] for row, result in results.items() if result.looked},
-            failed,
-        )
+        joined = join(batch, parts)
+        return replace(joined, failed={**joined.failed, **failed})
 
     async def _send(self, batch: Batch, attempts: int, wanted: Callable[[], bool]) -> Answer:
         """Send a batch until a replica of its version answers.
@@ -370,21 +365,12 @@ def answer_bytes(batch: Batch, artifact: Artifact) -> int:
 
 
 def _result(answer: Answer) -> BatchResult:
+    where = f"replica {answer.identity.id} on {answer.identity.node}"
     if answer.error:
-        raise RuntimeError(f"replica {answer.identity.id} on {answer.identity.node}: {answer.error}")
-    return BatchResult(answer.arrays or {}, answer.inference_s, answer.looked, replica=answer.identity.id)
-
-
-def _joined(results: Mapping[int, BatchResult], batch: Batch) -> dict[str, NDArray[np.float32]]:
-    """Put the arrays of single rows into those of the whole batch; rows that failed hold zeros."""
-    whole: dict[str, NDArray[np.float32]] = {}
-    for row, result in results.items():
-        for name, array in result.arrays.items():
-            rows = batch.rows_of(name)
-            if name not in whole:
-                whole[name] = np.zeros((len(rows), *array.shape[1:]), dtype=np.float32)
-            whole[name][rows == row] = array
-    return whole
+        raise RuntimeError(f"{where}: {answer.error}")
+    failed = {row: NotFinite(f"{where}: {reason}") for row, reason in answer.failed.items()}
+    arrays, replica = answer.arrays or {}, answer.identity.id
+    return BatchResult(arrays, answer.inference_s, answer.looked, failed, replica, answer.again)
 
 
 def _fault(error: Exception) -> InternalFault:

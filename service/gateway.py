@@ -44,7 +44,12 @@ class Gateway:
         await self._server.start()
 
     async def check_health(self) -> None:
-        """Do nothing: that it is answered says that the loop runs."""
+        """Do nothing while the models are there; that it is answered says that the loop runs.
+
+        Raises:
+            Lost: They are gone for good; Serve replaces the gateway.
+        """
+        self._server.check()
 
     async def address(self) -> str:
         """Say where this gateway listens."""

@@ -9,7 +9,7 @@ May import: admission, errors, grpc.
 import asyncio
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -39,9 +39,11 @@ class Readers:
         self._most = most
         self._most_s = most_s
         self._patience_s = patience_s
-        self._reading: dict[asyncio.Timeout, float] = {}  # who reads -> since when; the first has for longest
+        self._reading: dict[asyncio.Task[Any], float] = {}  # who reads -> since when; the first has for longest
+        self._ended: set[asyncio.Task[Any]] = set()  # of those, who has been told to end
         self._turn = asyncio.Lock()  # wakes those who wait in the order in which they came
         self._freed = asyncio.Event()
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def read(self, context: grpc.aio.ServicerContext) -> bytes:
         """Read the one message of a call.
@@ -53,25 +55,49 @@ class Readers:
         if len(self._reading) >= self._most or self._turn.locked():
             async with self._turn:
                 await self._free_a_place()
-        place = asyncio.timeout(self._most_s)
-        self._reading[place] = started = time.monotonic()
+        reader = asyncio.current_task()
+        assert reader is not None
+        self._reading[reader] = started = time.monotonic()
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(self._most_s, self._end_the_slowest)
         try:
-            async with place:
-                data = await context.read()
-        except TimeoutError as error:
-            raise QueueFull(
-                f"the request's message was not there within {time.monotonic() - started:.1f} s; send it faster, or "
-                "start the server with a smaller --max-request-bytes, so that more can be read at once",
-                retry_delay_s=self._patience_s,
-                reason="slow_message",
-            ) from error
+            data = await context.read()
+        except asyncio.CancelledError:
+            if reader not in self._ended or reader.uncancel():
+                raise
+            raise self._too_slow(time.monotonic() - started) from None
         finally:
-            del self._reading[place]
+            del self._reading[reader]
+            self._ended.discard(reader)
             self._freed.set()
         if data is grpc.aio.EOF:
             await asyncio.sleep(_LAST_WORD_S)  # is ended here if the call was cancelled, or its message too large
             raise InvalidRequest("the call ended without a message; send one request")
         return bytes(data)
+
+    def _too_slow(self, seconds: float) -> QueueFull:
+        return QueueFull(
+            f"the request's message was not there within {seconds:.1f} s; send it faster, or "
+            "start the server with a smaller --max-request-bytes, so that more can be read at once",
+            retry_delay_s=self._patience_s,
+            reason="slow_message",
+        )
+
+    def _end(self, reader: asyncio.Task[Any]) -> None:
+        if reader in self._reading and reader not in self._ended:
+            self._ended.add(reader)
+            reader.cancel()
+
+    def _end_the_slowest(self) -> None:
+        """End those whose time is up, and come again for the others: one timer for all costs no call anything."""
+        self._sweep = None
+        now = time.monotonic()
+        for reader, since in tuple(self._reading.items()):
+            if since + self._most_s > now:
+                later_s = since + self._most_s - now
+                self._sweep = asyncio.get_running_loop().call_later(later_s, self._end_the_slowest)
+                break
+            self._end(reader)
 
     async def _free_a_place(self) -> None:
         """Wait until a place is free, or the slowest has had its time."""
@@ -82,8 +108,8 @@ class Readers:
                 async with asyncio.timeout_at(since + self._patience_s):
                     await self._freed.wait()
             except TimeoutError:
-                if slowest in self._reading and not slowest.expired():
-                    slowest.reschedule(0.0)  # ends it, as soon as the loop comes round
+                if slowest in self._reading:
+                    self._end(slowest)
                     await self._freed.wait()
 
 
@@ -135,13 +161,13 @@ class Place:
         """
         return self.hold(await self._readers.read(context))
 
-    def hold(self, data: bytes) -> bytes:
-        """Count a message until the request ends, twice: as it came, and as the texts that are read out of it.
+    def hold(self, data: bytes, *, copies: int = 2) -> bytes:
+        """Count a message until the request ends, as often as there are `copies`: as it came, parsed, and its texts.
 
         Raises:
             QueueFull: There is no room for it.
         """
-        self.weigh(2 * len(data))
+        self.weigh(copies * len(data))
         return data
 
     def weigh(self, amount: int) -> None:

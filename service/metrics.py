@@ -16,6 +16,8 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _CODES = ("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+FAULTS = ("memory", "device", "stuck", "error", "not_finite")
+TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
 REASONS = (
     *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
     *("streams", "unsent_answers"),
@@ -58,6 +60,15 @@ QUEUE_SECONDS = Histogram(
     "attencode_queue_duration_seconds", "How long the oldest input of a batch had waited.", _MODEL, buckets=_SECONDS
 )
 BATCHES = Counter("attencode_batches_total", "Batches that ended, by outcome.", ("model", "outcome"))
+FAILED_BATCHES = Counter(
+    "attencode_batch_faults_total",
+    "Batches that failed, by cause: memory, device, stuck, error; of not_finite, inputs without a finite answer.",
+    ("model", "cause"),
+)
+FLOAT32_INPUTS = Counter(
+    "attencode_float32_inputs_total", "Inputs that overflowed the model's precision and ran again in float32.", _MODEL
+)
+CRASHES = Counter("attencode_crashes_total", "Failures of the server's own tasks and threads, by name.", ("task",))
 BATCHES_IN_FLIGHT = Gauge("attencode_batches_in_flight", "Batches handed to the runner and not yet back.", _MODEL)
 BATCH_INPUTS = Histogram("attencode_batch_inputs", "Rows of a batch.", _MODEL, buckets=_ROWS)
 BATCH_TOKENS = Histogram("attencode_batch_tokens", "Tokens of a batch, padding included.", _MODEL, buckets=_TOKENS)
@@ -100,6 +111,8 @@ def prepare_requests(methods: Iterable[str]) -> None:
     for method in methods:
         for code in _CODES:
             _of(REQUESTS, method, code)
+    for task in TASKS:
+        _of(CRASHES, task)
     for reason in REASONS:
         _of(REFUSED, reason)
 
@@ -107,8 +120,10 @@ def prepare_requests(methods: Iterable[str]) -> None:
 def prepare_model(model: str) -> None:
     """Begin a model's series at 0, not ready."""
     _of(READY, model).set(0)
-    for metric in (INPUTS, TOKENS, TRUNCATED, PAD_TOKENS, COMPUTED_TOKENS, QUEUE_INPUTS, QUEUE_TOKENS):
+    for metric in (INPUTS, TOKENS, TRUNCATED, PAD_TOKENS, COMPUTED_TOKENS, QUEUE_INPUTS, QUEUE_TOKENS, FLOAT32_INPUTS):
         _of(metric, model)
+    for cause in FAULTS:
+        _of(FAILED_BATCHES, model, cause)
     for metric in (WASTED_INPUTS, WASTED_TOKENS):
         _of(metric, model)
     for outcome in ("ok", "error"):
@@ -209,6 +224,21 @@ def record_batch_ended(model: str, outcome: str, inference_s: float = 0.0, whole
     if outcome == "ok":
         _of(INFERENCE_SECONDS, model).observe(inference_s)
         _of(BATCH_SECONDS, model).observe(whole_s)
+
+
+def record_fault(model: str, cause: str, count: int = 1) -> None:
+    """Count a batch that failed, or inputs for which the model has no finite answer, by the cause."""
+    _of(FAILED_BATCHES, model, cause).inc(count)
+
+
+def record_float32(model: str, inputs: int) -> None:
+    """Count inputs that ran again in float32."""
+    _of(FLOAT32_INPUTS, model).inc(inputs)
+
+
+def record_crash(task: str) -> None:
+    """Count a failure of one of the server's own tasks or threads."""
+    _of(CRASHES, task).inc()
 
 
 def record_wasted(model: str, inputs: int, tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 `encoder` builds a model's application from plain settings, for `serve run` and `serve deploy`, for
 `attencode serve --ray` and for `attencode deploy` alike. This module is imported inside Ray's processes.
-May import: artifact, batching, config, runner, scaling, session, placement, ray, pydantic.
+May import: artifact, batching, config, device, ending, integrity, runner, scaling, session, placement, ray, pydantic.
 """
 
 import socket
@@ -24,6 +24,9 @@ from ray.serve.handle import DeploymentHandle
 from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
+from service.device import Device
+from service.ending import end_now
+from service.integrity import Integrity
 from service.placement import Placement, choose_placement, streams_for
 from service.runner import DeviceThreads
 from service.scaling import ReplicaLoad
@@ -53,6 +56,7 @@ class EncoderSettings(BaseModel):
         streams: Batches that run side by side in a replica.
         upscale_delay_s: How long more replicas must be needed before they come.
         downscale_delay_s: How long fewer must be needed before they go.
+        stuck_after_s: When a batch that does not end takes its replica's process with it.
         surge_percent: Replicas, in percent and rounded up, that come beside the old ones while an artifact is
             replaced; 0 where there is no room for another, at the price of some capacity meanwhile.
     """
@@ -69,6 +73,7 @@ class EncoderSettings(BaseModel):
     streams: int | Literal["auto"] = "auto"
     upscale_delay_s: float = 5.0
     downscale_delay_s: float = 120.0
+    stuck_after_s: float = 60.0
     surge_percent: int = 25
 
     @field_validator("replicas", mode="before")
@@ -130,6 +135,8 @@ class Answer:
         inference_s: How long the graph ran.
         in_flight: Batches that the replica still holds.
         error: What went wrong in the model, for the log.
+        failed: Rows for which the model has no finite answer, each with the reason.
+        again: Rows that were computed again in float32.
     """
 
     identity: Identity
@@ -138,10 +145,19 @@ class Answer:
     inference_s: float = 0.0
     in_flight: int = 0
     error: str = ""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    again: int = 0
 
 
 class EncoderReplica:
-    """One session of one artifact; takes whole batches."""
+    """One session of one artifact; takes whole batches.
+
+    Where its device is gone, or a batch does not end, it ends its process: a replica that fails at once would look like
+    the least busy one. Batches under way run elsewhere, and Serve brings another replica.
+    """
+
+    session: type[Session] = Session
+    """What runs the model; a replica whose session fails as a test wants it to has another one."""
 
     def __init__(self, settings: EncoderSettings) -> None:
         """Load the artifact and warm the session up.
@@ -151,14 +167,15 @@ class EncoderReplica:
         """
         self._settings = settings
         self._artifact: Artifact = open_artifact(Path(settings.artifact))
+        self._integrity = Integrity(self._artifact)
         self._placement = choose_placement(settings.provider, settings.precision, self._artifact)
         self._cores = max(1, int(settings.replica_cpus))
         streams = settings.streams
         self._streams = streams_for(self._placement.provider, self._cores) if streams == "auto" else streams
-        self._session = Session(self._artifact, self._placement, threads=self._cores, streams=self._streams)
+        self._session = self.session(self._artifact, self._placement, threads=self._cores, streams=self._streams)
         self._session.load("encode")
         self._session.warm_up()
-        self._threads = DeviceThreads(self._streams)
+        self._threads = DeviceThreads(self._streams, Device(end_now), stuck_after_s=settings.stuck_after_s)
         self._threads.start()
         self._identity = Identity(*_whereabouts(), self._placement.device, self._artifact.digest)
         self._load = ReplicaLoad(time.monotonic())
@@ -177,7 +194,15 @@ class EncoderReplica:
         finally:
             self._in_flight -= 1
         self._load.note_batch(batch.input_ids.size, result.inference_s)
-        return Answer(self._identity, result.arrays, result.looked, result.inference_s, self._in_flight)
+        return Answer(
+            self._identity,
+            result.arrays,
+            result.looked,
+            result.inference_s,
+            self._in_flight,
+            failed={row: str(error) for row, error in result.failed.items()},
+            again=result.again,
+        )
 
     async def identify(self, backlog: Backlog) -> tuple[Identity, int]:
         """Say who this is and how many batches it holds."""
@@ -198,11 +223,14 @@ class EncoderReplica:
         )
 
     async def check_health(self) -> None:
-        """Run a tiny batch on the device.
+        """Run a tiny batch on the device; Serve replaces the replica where that fails, or takes too long.
 
         Raises:
-            ProviderError: It computes NaN or infinity; Serve then replaces the replica.
+            ArtifactChanged: A file of the artifact was written into.
+            ProviderError: It computes NaN or infinity.
+            DeviceLost: It is gone.
         """
+        self._integrity.check()
         result = await self._threads.run(self._session, self._session.trial(1, 2))
         self._session.check(result.arrays)
 

@@ -1,51 +1,40 @@
 """Runner: takes whole batches and gives back whole results, wherever the model runs.
 
-May import: batching, session, request, errors, numpy.
+May import: batching, device, ending, inference, session, watchdog, request, errors.
 """
 
 import asyncio
 import os
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from contextlib import suppress
+from math import inf
+from queue import Empty, SimpleQueue
 from threading import Thread, get_native_id
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from service.batching import Batch
+from service.device import Device
+from service.ending import show_threads
+from service.errors import DeviceLost
+from service.inference import BatchResult, infer
 from service.request import ReplicaInfo
 from service.session import Session
+from service.watchdog import Watchdog
 
 # Up to so many tokens (a few ms on two cores) a lone batch runs on the event loop's own thread: handing it over
 # and back costs 0.15 to 0.2 ms of a call of 2 to 3 (measured in turns), and whoever comes meanwhile would wait
 # for the device anyway.
 _INLINE_TOKENS = 32
 _NICENESS = 5  # of the threads that compute, above that of the process
+_GONE = "this server cannot compute any more and is about to end; try another one, or try again"
+_GONE_S = 0.1  # for each thread to end that may hang
 
 
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """What one batch yielded.
-
-    Attributes:
-        arrays: The batch's outputs by name, padding included.
-        inference_s: How long the graph ran.
-        looked: What was wanted of rows' attention: row -> arrays by the names of `InputResult`.
-        failed: Rows that have no place in the arrays' meaning, each with its error.
-        replica: Id of the replica that ran it; empty in this process, or where several did.
-    """
-
-    arrays: Mapping[str, NDArray[np.float32]]
-    inference_s: float
-    looked: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
-    failed: Mapping[int, Exception] = field(default_factory=dict)
-    replica: str = ""
+class StuckError(Exception):
+    """Report a batch that does not end."""
 
 
 class Runner(Protocol):
@@ -105,15 +94,25 @@ def _give_way() -> None:
 class DeviceThreads:
     """The threads that run batches on one machine's device; the sessions of several models share them.
 
-    A queue and a callback carry each batch, so that models take turns in the order of their batches.
+    A queue and a callback carry each batch, so that models take turns in the order of their batches. A batch that does
+    not end is failed for its callers, and the device is gone.
     """
 
-    def __init__(self, streams: int) -> None:
-        """Store how many batches run side by side."""
+    def __init__(self, streams: int, device: Device | None = None, *, stuck_after_s: float = inf) -> None:
+        """Store what is needed.
+
+        Args:
+            streams: Batches that run side by side.
+            device: Told how batches fare; one of its own if None.
+            stuck_after_s: How long a batch may run.
+        """
         self.streams = streams
+        self.device = device or Device()
+        self._watchdog = None if stuck_after_s == inf else Watchdog(stuck_after_s)
         self._work: SimpleQueue[tuple[Session, Batch, bool, asyncio.Future[BatchResult]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._queued = 0
+        self.device.listen(lambda _reason: self._give_back())
 
     @property
     def idle(self) -> bool:
@@ -122,34 +121,69 @@ class DeviceThreads:
 
     def start(self) -> None:
         """Start the threads, if they do not run yet."""
+        if self._watchdog is not None:
+            self._watchdog.start()
         for number in range(len(self._threads), self.streams):
             thread = Thread(target=self._loop, name=f"attencode-run-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     async def run(self, session: Session, batch: Batch, *, alone: bool = False) -> BatchResult:
-        """Run a batch on the next free thread; `alone` says that no other runs or waits."""
+        """Run a batch on the next free thread; `alone` says that no other runs or waits.
+
+        Raises:
+            DeviceLost: The device is gone.
+        """
+        self._check_device()
         future: asyncio.Future[BatchResult] = asyncio.get_running_loop().create_future()
         self._queued += 1
         future.add_done_callback(self._done)
         self._work.put((session, batch, alone, future))
+        if self.device.gone:  # just now, so that nobody may come for it
+            self._give_back()
         return await future
 
+    def run_here(self, session: Session, batch: Batch) -> BatchResult:
+        """Run a batch that is alone on the calling thread.
+
+        Raises:
+            DeviceLost: The device is gone.
+        """
+        self._check_device()
+        return self._compute(session, batch, alone=True)
+
     def stop(self) -> None:
-        """Wait for running batches and end the threads."""
+        """Wait for running batches and end the threads; where the device is gone they are not waited for."""
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(_GONE_S if self.device.gone else None)
         self._threads.clear()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    def _check_device(self) -> None:
+        if self.device.gone:
+            raise DeviceLost(_GONE)
+
+    def _give_back(self) -> None:
+        """Fail what waits for a thread."""
+        with suppress(Empty):
+            while True:
+                if work := self._work.get_nowait():
+                    _tell(work[-1], DeviceLost(_GONE))
 
     def _done(self, _future: asyncio.Future[BatchResult]) -> None:
         self._queued -= 1
 
     def _loop(self) -> None:
         _give_way()
-        while self._run_next():
-            pass
+        try:
+            while self._run_next():
+                pass
+        except BaseException as error:
+            self.device.lose(f"a thread that runs batches has ended: {type(error).__name__}: {error}")
+            raise
 
     def _run_next(self) -> bool:
         """Wait for a batch and run it; False when told to end. Keeps no array alive between two batches."""
@@ -159,11 +193,48 @@ class DeviceThreads:
         session, batch, alone, future = work
         result: BatchResult | Exception
         try:
-            result = _timed(session, batch, alone=alone)
+            result = self._compute(session, batch, alone=alone, future=future)
         except Exception as error:  # noqa: BLE001 - the awaiting side raises it
             result = error
-        future.get_loop().call_soon_threadsafe(_settle, future, result)
+        except BaseException as error:
+            _tell(future, RuntimeError(f"the thread that ran the batch has ended: {error!r}"))
+            raise
+        _tell(future, result)
         return True
+
+    def _compute(
+        self, session: Session, batch: Batch, *, alone: bool, future: asyncio.Future[BatchResult] | None = None
+    ) -> BatchResult:
+        """Run a batch, watched, and tell the device how it went."""
+        watched = None
+        if self._watchdog is not None:
+            watched = self._watchdog.begin(lambda: self._stuck(batch, future))
+        try:
+            result = infer(session, batch, alone=alone)
+            if len(result.failed) == len(batch.lengths):
+                self.device.failed(next(iter(result.failed.values())), session.try_out)
+            else:
+                self.device.succeeded()
+        except Exception as error:
+            self.device.failed(error, session.try_out)
+            raise
+        finally:
+            if self._watchdog is not None and watched is not None:
+                self._watchdog.end(watched)
+        return result
+
+    def _stuck(self, batch: Batch, future: asyncio.Future[BatchResult] | None) -> None:
+        """Fail a batch that does not end; its thread cannot be ended."""
+        rows, length = batch.input_ids.shape
+        seconds = self._watchdog.stuck_after_s if self._watchdog is not None else inf
+        where = "the event loop's own thread" if future is None else "its thread"
+        reason = f"a batch of {rows} inputs, {length} tokens each, has run for {seconds:g} s and hangs on {where}"
+        if future is not None:
+            _tell(future, StuckError(reason))
+        show_threads()
+        self.device.lose(
+            f"{reason}; batches that honestly take longer want a higher --stuck-after-s", at_once=future is None
+        )
 
 
 class LocalRunner:
@@ -205,7 +276,7 @@ class LocalRunner:
         """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
         alone = alone and self._threads.idle
         if alone and not batch.state_rows.size and batch.input_ids.size <= _INLINE_TOKENS:
-            return _timed(self._session, batch, alone=True)
+            return self._threads.run_here(self._session, batch)
         return await self._threads.run(self._session, batch, alone=alone)
 
     async def stop(self) -> None:
@@ -230,12 +301,10 @@ class LocalRunner:
         return done
 
 
-def _timed(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
-    started = time.perf_counter()
-    arrays = session.run(batch, alone=alone)
-    looked = session.look(batch, arrays["hidden_states"], alone=alone) if batch.looks else {}
-    wanted = {name: arrays[name] for name in batch.outputs}
-    return BatchResult(wanted, time.perf_counter() - started, looked)
+def _tell(future: asyncio.Future[BatchResult], result: BatchResult | Exception) -> None:
+    """Settle a future of another thread's loop, if that still runs."""
+    with suppress(RuntimeError):
+        future.get_loop().call_soon_threadsafe(_settle, future, result)
 
 
 def _settle(future: asyncio.Future[BatchResult], result: BatchResult | Exception) -> None:

@@ -18,7 +18,7 @@ from service.artifact import Artifact
 from service.batching import BatchLimits
 from service.config import ServiceConfig
 from service.engine import Engine
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, Lost
 from service.outputs import Selection, select
 from service.placement import Placement
 from service.request import ModelInfo, Outputs
@@ -133,6 +133,7 @@ class Models:
 
     def set_ready(self, name: str, *, ready: bool) -> None:
         """Say whether a model's batches can run at present."""
+        ready = ready and not self.lost.done()
         if self._ready[name] != ready:
             self._ready[name] = ready
             metrics.record_ready(name, ready=ready)
@@ -141,6 +142,15 @@ class Models:
     def is_ready(self, name: str) -> bool:
         """Tell whether a model's batches can run at present."""
         return self._ready[name] and not self.stopping.is_set()
+
+    def lose(self, error: Lost) -> None:
+        """Note that the models are gone for good: not ready, what waits is given back, no more is taken in."""
+        if not self.lost.done():
+            self.lost.set_exception(error)
+        for name in self.names:
+            self.set_ready(name, ready=False)
+        for served in self._served.values():
+            served.engine.give_up()
 
     def all(self) -> list[ServedModel]:
         """List the present versions, the default's first."""

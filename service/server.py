@@ -23,12 +23,13 @@ from service.admission import WorkLimits
 from service.backend import Backend
 from service.config import ServiceConfig
 from service.encoding import RequestLimits
-from service.errors import ConfigError
+from service.errors import ClusterLost, ConfigError, Lost
 from service.logs import line
 from service.memory import Memory
 from service.scrape import Scrape
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer
+from service.supervision import keep, watch_loop, watch_threads
 from service.tls import Certificates
 from service.tracing import Tracing, otlp_tracing
 
@@ -37,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 READINESS = ("", SERVICE_NAME)
 """Health names that are SERVING while a model answers; each model has `attencode.v1.Encoder/NAME` besides."""
 LIVENESS = "liveness"
-"""Health name that is SERVING as long as the process answers at all."""
+"""Health name that is SERVING as long as the process answers at all, and need not be started anew."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -51,6 +52,7 @@ _OPTIONS = (
 )
 _LINGER_S = 0.2
 _PULSE_S = 0.1
+_LOST_GRACE_S = 5.0  # for accepted requests to end where the models are gone for good
 
 
 class Server:
@@ -117,23 +119,26 @@ class Server:
             raise
         _spare_the_collector()
         await self._announce()
-        self._announcer = asyncio.get_running_loop().create_task(self._keep_announcing())
-        self._pulse = asyncio.get_running_loop().create_task(_feel_the_pulse())
+        loop, lost = asyncio.get_running_loop(), self._models.lost
+        self._announcer = loop.create_task(keep("health", self._keep_announcing, lost))
+        self._pulse = loop.create_task(keep("pulse", _feel_the_pulse, lost))
 
     async def stop(self) -> None:
         """Drain: say NOT_SERVING, refuse new calls, answer the accepted ones, then close."""
         if self._announcer is not None:
             self._announcer.cancel()
         await self._announce(draining=True)
-        await asyncio.sleep(self._config.drain_delay_s)
+        is_lost = self._models.lost.done() and bool(self._models.lost.exception())
+        await asyncio.sleep(0 if is_lost else self._config.drain_delay_s)
+        grace_s = min(_LOST_GRACE_S, self._config.grace_s) if is_lost else self._config.grace_s
         started = time.monotonic()
         self._models.refuse()
-        await asyncio.gather(*(served.engine.finish(self._config.grace_s) for served in self._models.all()))
+        await asyncio.gather(*(served.engine.finish(grace_s) for served in self._models.all()))
         # Calls that are on their way now still get UNAVAILABLE from us, which clients try again; a call
         # that meets the closing itself would see CANCELLED.
         await asyncio.sleep(_LINGER_S)
         if self._server is not None:
-            await self._server.stop(max(0.0, self._config.grace_s - (time.monotonic() - started)))
+            await self._server.stop(max(0.0, grace_s - (time.monotonic() - started)))
         await self._backend.stop()
         if self._health_server is not None:  # alive for its probes until nothing is left to do
             await self._health_server.stop(None)
@@ -148,9 +153,18 @@ class Server:
         """Wait for ever, or until the models are gone for good.
 
         Raises:
-            ClusterLost: They are.
+            Lost: They are.
         """
         await asyncio.shield(self._models.lost)
+
+    def check(self) -> None:
+        """Do nothing while the models are there.
+
+        Raises:
+            Lost: They are gone for good.
+        """
+        if self._models.lost.done():
+            self._models.lost.result()
 
     def ready_line(self) -> str:
         """Say in one line what runs where."""
@@ -225,6 +239,8 @@ class Server:
             await self._health.set(f"{SERVICE_NAME}/{name}", _SERVING if name in ready else _NOT_SERVING)
         for name in READINESS:
             await self._health.set(name, _SERVING if ready else _NOT_SERVING)
+        if self._models.lost.done():
+            await self._health.set(LIVENESS, _NOT_SERVING)
 
     async def _keep_announcing(self) -> None:
         while True:
@@ -252,11 +268,13 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
 
     Raises:
         StartupError: The server cannot start.
-        ClusterLost: The models are gone for good.
+        Lost: The models are gone for good; what could still be answered is.
     """
     server = Server(config, backend)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    watch_loop(loop)
+    watch_threads()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await server.start()
@@ -268,6 +286,11 @@ async def serve(config: ServiceConfig, backend: Backend, started: float) -> None
     ended, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in others:
         task.cancel()
+    if lost := [
+        error for task in ended if isinstance(error := task.exception(), Lost) and not isinstance(error, ClusterLost)
+    ]:
+        await server.stop()
+        raise lost[0]
     for task in ended:
         task.result()
     warned = f"not ready, says health; new calls are refused in {config.drain_delay_s:g} s, "

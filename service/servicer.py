@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from service import codec, metrics
 from service.admission import Door, WorkLimits
 from service.callers import Caller
-from service.calls import abort, bare, check_metadata, counted, deadline_s, turned_away
+from service.calls import abort, bare, check_metadata, counted, deadline_s, turned_away, veiled
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.encoding import Call, Encoding, RequestLimits
 from service.errors import (
@@ -70,7 +70,7 @@ class EncoderServicer:
             "Encode": unary(self._unary("Encode", self._encode)),
             "Tokenize": unary(self._unary("Tokenize", self._tokenize)),
             "GetModel": unary(self._unary("GetModel", self._get_model)),
-            "EncodeStream": stream(self._encode_stream),
+            "EncodeStream": stream(self._stream),
         }
         metrics.prepare_requests(methods)
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
@@ -127,6 +127,9 @@ class EncoderServicer:
         request = codec.parse(pb.GetModelRequest, data)
         info = self._models.find(request.model).info(self._models.names)
         return self._serialize(codec.encode_model_info(info))
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        await veiled("EncodeStream", context, self._encode_stream(requests, context))
 
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Let a stream in, and answer it."""
@@ -216,7 +219,7 @@ class EncoderServicer:
             started = time.monotonic()
             with self._intake.request() as place:
                 request = self._read(message.request)
-                place.hold(data)
+                place.hold(data, copies=3)
                 call = Call(request, _caller(context), place, share, most, deadline_s(context), started)
                 return await self._encoding.encode(call, finish)
 

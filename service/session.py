@@ -4,10 +4,12 @@ ONNX Runtime is the one runtime; what differs is the provider. There is no silen
 May import: artifact, batching, placement, reduce, openvino, cuda, errors, onnxruntime, numpy.
 """
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from service.batching import HIDDEN_STATES, Batch
 from service.errors import ProviderError
 from service.placement import Placement
 from service.reduce import Reducer
+
+_LOG = logging.getLogger(__name__)
 
 Graph = Literal["encode", "attention"]
 
@@ -49,6 +53,25 @@ class Session:
         self._sessions: dict[tuple[str, int], Any] = {}  # by graph and streams
         self._mapped: dict[int, Mapping[str, NDArray[np.float32]]] = {}
         self._lock = Lock()
+        self._exact: Self | None = None
+
+    def in_float32(self) -> Self | None:
+        """Give a session of the same model and provider in float32, made at the first call; None where this is one.
+
+        It takes float32's weights in memory beside the others.
+        """
+        if self.placement.precision == "float32":
+            return None
+        with self._lock:
+            if self._exact is None:
+                _LOG.warning(
+                    "an input of %s overflows %s and is computed again in float32, as will be others like it; it costs "
+                    "time, and memory for a second copy of the weights. With many such inputs give --precision float32",
+                    *(self.artifact.model_id, self.placement.device),
+                )
+                exact = replace(self.placement, precision="float32")
+                self._exact = type(self)(self.artifact, exact, threads=self._threads)
+            return self._exact
 
     def load(self, graph: Graph = "encode") -> None:
         """Load a graph if it is not loaded yet.
@@ -66,6 +89,14 @@ class Session:
             length = min(longest, self.artifact.max_tokens)
             for rows, alone in product((1, max(1, _WARM_UP_TOKENS // length)), (False, True)):
                 self.check(self.run(self.trial(rows, length), alone=alone))
+
+    def try_out(self) -> None:
+        """Run a tiny batch.
+
+        Raises:
+            ProviderError: What it yields is not finite.
+        """
+        self.check(self.run(self.trial(1, 2)))
 
     def trial(self, rows: int, length: int) -> Batch:
         """Give a batch to try the plain graph with."""
@@ -137,16 +168,20 @@ class Session:
         """Map a layer's own weights from the artifact."""
         if layer not in self._mapped:
             path = self.artifact.folder / WEIGHTS_FILE
-            self._mapped[layer] = {
+            mapped = {
                 name: np.memmap(path, np.float32, "r", place["offset"], tuple(place["shape"]))
                 for name, place in self.artifact.attention_weights[layer].items()
             }
+            self.artifact.check_unchanged(WEIGHTS_FILE)
+            self._mapped[layer] = mapped
         return self._mapped[layer]
 
     def _loaded(self, graph: str, streams: int) -> Any:
         with self._lock:
             if (graph, streams) not in self._sessions:
-                self._sessions[graph, streams] = self._create(graph, streams)
+                session = self._create(graph, streams)
+                self.artifact.check_unchanged(f"{graph}.onnx", WEIGHTS_FILE)  # what was opened is what was verified
+                self._sessions[graph, streams] = session
             return self._sessions[graph, streams]
 
     def _create(self, graph: str, streams: int) -> Any:

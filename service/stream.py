@@ -48,11 +48,20 @@ class ByteBudget:
         Raises:
             TimeoutError: Nothing moved for too long.
         """
-        while self.held and self.held + amount > self._capacity:
+        while not self.has_room(amount):
             self._freed.clear()
             async with asyncio.timeout_at(None if self._patience_s is None else self._moved_s + self._patience_s):
                 await self._freed.wait()
         self.hold(amount)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody has the turn, or waits for it."""
+        return self._turn.locked()
+
+    def has_room(self, amount: int) -> bool:
+        """Tell whether so many bytes can be held at once."""
+        return not self.held or self.held + amount <= self._capacity
 
     def hold(self, amount: int) -> None:
         """Hold bytes at once, room or not."""
@@ -124,20 +133,26 @@ class Share:
             async with self._stream:
                 yield
 
-    async def take(self, amount: int) -> None:
+    async def take(self, amount: int, until_s: float | None = None) -> None:
         """Hold the answer's bytes once there is room for them; an item that begins anew keeps what it has.
 
         Raises:
             QueueFull: The server's are held by streams whose readers do not read.
+            TimeoutError: There is no room by `until_s`, on the loop's clock.
         """
         if self._budgets:
             return
         server, amount = self._server.of(amount), amount * self._copies
-        if self._anew:
+        at_once = self._stream.has_room(amount) and server.has_room(amount) and not server.is_awaited
+        if at_once or self._anew:
             self._stream.hold(amount)
             server.hold(amount)
             self._budgets, self._held = (self._stream, server), amount
             return
+        async with asyncio.timeout_at(until_s):
+            await self._wait(server, amount)
+
+    async def _wait(self, server: ByteBudget, amount: int) -> None:
         await self._stream.take(amount)
         self._budgets, self._held = (self._stream,), amount
         try:

@@ -33,10 +33,18 @@ class Threads:
         self._executor = ThreadPoolExecutor(most, thread_name_prefix=name)
         self._budget = ByteBudget(capacity)
 
-    async def run(self, work: Callable[[], Answer], amount: int, *, when: bool) -> Answer:
-        """Call `work`, on a thread `when` it would hold the loop up for long, once there is room for its amount."""
+    async def run(self, work: Callable[[], Answer], amount: int, *, when: bool, until_s: float | None = None) -> Answer:
+        """Call `work`, on a thread `when` it would hold the loop up for long, once there is room for its amount.
+
+        Raises:
+            TimeoutError: It is not done by `until_s`, on the loop's clock.
+        """
         if not when:
             return work()
+        async with asyncio.timeout_at(until_s):
+            return await self._run(work, amount)
+
+    async def _run(self, work: Callable[[], Answer], amount: int) -> Answer:
         async with self._budget:
             await self._budget.take(amount)
         loop = asyncio.get_running_loop()

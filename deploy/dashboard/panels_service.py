@@ -122,6 +122,25 @@ HEALTHY = (
             (f"60 * sum(rate(attencode_stalled_streams_total{{{SERVERS}}}{RANGE}))", "stalled a minute"),
         ),
     ),
+    Panel(
+        "Failed batches by cause",
+        "A second. memory: none was left, even for one input. device: the device's own error. stuck: it did not end. "
+        "not_finite counts inputs for which the model has NaN or infinity. Their callers got INTERNAL.",
+        "short",
+        ((rate("attencode_batch_faults_total", "model, cause", MODELS), "{{model}} {{cause}}"),),
+    ),
+    Panel(
+        "Inputs computed again in float32",
+        "Inputs a second that overflow the model's precision. Each costs a second run.",
+        "short",
+        ((rate("attencode_float32_inputs_total", "model", MODELS), "{{model}}"),),
+    ),
+    Panel(
+        "Failures of the server's own tasks",
+        "An hour, by task. 0 is right: each has a traceback in the log.",
+        "short",
+        ((f"3600 * {rate('attencode_crashes_total', 'task', SERVERS)}", "{{task}}"),),
+    ),
 )
 
 FAST = (

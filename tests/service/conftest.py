@@ -231,7 +231,9 @@ def on_cluster(address: str) -> list[str]:
 
 
 @contextmanager
-def spawning(further: list[str]) -> Iterator[Callable[..., ServerProcess]]:
+def spawning(
+    further: list[str], module: tuple[str, ...] = ("service", "serve")
+) -> Iterator[Callable[..., ServerProcess]]:
     """Give a function that starts servers with further flags; they end with the block."""
     processes: list[subprocess.Popen[str]] = []
 
@@ -239,7 +241,7 @@ def spawning(further: list[str]) -> Iterator[Callable[..., ServerProcess]]:
         words = [] if model is None else [str(model)]
         if further and model is not None and "--model-name" not in flags:  # one cluster: a name for each artifact
             words += ["--model-name", hashlib.sha256(words[0].encode()).hexdigest()[:8]]
-        command = [sys.executable, "-m", "service", "serve", *words, "--port", "0", "--metrics-port", "0"]
+        command = [sys.executable, "-m", *module, *words, "--port", "0", "--metrics-port", "0"]
         command += [*further, *flags]
         started = time.perf_counter()
         process = subprocess.Popen(

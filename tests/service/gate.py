@@ -9,7 +9,7 @@ import numpy as np
 from service.admission import QueueLimits
 from service.batching import Batch, BatchLimits
 from service.engine import Engine
-from service.runner import BatchResult
+from service.inference import BatchResult
 from service.tokenization import Sequence
 
 OUTPUT = frozenset({"pooled_mean"})

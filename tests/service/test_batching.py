@@ -242,4 +242,4 @@ def test_states_are_cut_apart_by_their_rows() -> None:
     states = np.arange(2 * 4 * 1, dtype=np.float32).reshape(2, 4, 1)
     np.testing.assert_array_equal(unpad(batch, "hidden_states_1", states, 0), states[0, :2])
     np.testing.assert_array_equal(unpad(batch, "hidden_states_1", states, 2), states[1])
-    assert [list(batch.row(row).state_rows) for row in range(3)] == [[0], [], [0]]
+    assert [list(batch.part([row]).state_rows) for row in range(3)] == [[0], [], [0]]

@@ -21,7 +21,8 @@ from ray import serve as ray_serve  # noqa: E402
 from service.artifact import open_artifact  # noqa: E402
 from service.attention import Attention, QueryKeyVectors  # noqa: E402
 from service.batching import Batch  # noqa: E402
-from service.cluster import deploy, undeploy  # noqa: E402
+from service.cluster import deploy, encoder_settings, undeploy  # noqa: E402
+from service.config import ServiceConfig  # noqa: E402
 from service.errors import ConfigError  # noqa: E402
 from service.fleet import answer_bytes  # noqa: E402
 from service.gateway import GATEWAY, GatewaySettings, gateway  # noqa: E402
@@ -107,6 +108,54 @@ def test_a_deadly_input_fails_alone(
     ray_serve.delete(application_name("deadly"))
 
 
+def test_a_replica_with_a_broken_device_is_replaced(
+    ray_cluster: str, gateway_of: Callable[..., str], tiny_artifact: Path, tmp_path: Path
+) -> None:
+    """Its batch runs elsewhere, nobody notices, and another one comes; an input without a finite answer fails alone."""
+    broken = tmp_path / "broken"
+    breaking, senseless = 9, 10  # the tokens "e" and "f" of the tiny vocabulary
+
+    class Breaking(Session):
+        def run(self, batch, *, alone=False):  # type: ignore[no-untyped-def]
+            if breaking in batch.input_ids and not broken.exists():
+                broken.write_text(str(os.getpid()))
+            if broken.exists() and broken.read_text() == str(os.getpid()):
+                raise RuntimeError("CUDA failure 719: unspecified launch failure")
+            arrays = super().run(batch, alone=alone)
+            for array in arrays.values():
+                array[(batch.input_ids == senseless).any(axis=1)] = np.nan
+            return arrays
+
+    class OnBrokenDevices(EncoderReplica):
+        session = Breaking
+
+    deployment = ray_serve.deployment(
+        name=ENCODER,
+        num_replicas=2,
+        max_ongoing_requests=16,
+        health_check_period_s=1,
+        ray_actor_options={"num_cpus": 0.01},
+    )(OnBrokenDevices)
+    name = application_name("breaking")
+    ray_serve.run(deployment.bind(settings(tiny_artifact)), name=name, route_prefix=None)
+    with Client(gateway_of("breaking", max_queue_delay_ms=50), timeout_s=60) as client:
+        wait_until(lambda: len(client.get_model().replicas) == 2)
+        before = {replica.id for replica in client.get_model().replicas}
+        expected = client.encode("abc").pooled
+        with ThreadPoolExecutor(3) as pool:
+            calls = [pool.submit(client.encode, text) for text in ("abc", "e", "abc")]
+            for call in (calls[0], calls[2]):
+                np.testing.assert_allclose(call.result().pooled, expected, atol=1e-5)
+            assert calls[1].result().pooled.shape == expected.shape
+            assert broken.exists()
+            calls = [pool.submit(client.encode, text) for text in ("abc", "f")]
+            np.testing.assert_allclose(calls[0].result().pooled, expected, atol=1e-5)
+            with pytest.raises(InternalFault):
+                calls[1].result()
+        wait_until(lambda: len({replica.id for replica in client.get_model().replicas} - before) == 1)
+    ray_serve.delete(name)
+
+
 def test_the_fleet_follows_the_work(ray_cluster: str, gateway_of: Callable[..., str], minilm_artifact: Path) -> None:
     """Under load there come more replicas, up to the bound; without it they go again, down to the floor."""
     deploy("growing", settings(minilm_artifact, replicas="1:2", upscale_delay_s=0.5, downscale_delay_s=2.0), None)
@@ -136,6 +185,12 @@ def test_large_tensors_cross(ray_cluster: str, gateway_of: Callable[..., str], m
             np.testing.assert_allclose(item.attention, alone.attention, atol=1e-5)
             np.testing.assert_allclose(item.hidden_states, alone.hidden_states, atol=1e-4)
     ray_serve.delete(application_name("large"))
+
+
+def test_replicas_take_the_server_s_patience(tiny_artifact: Path) -> None:
+    """How long a batch may run is a setting of the server that its replicas get."""
+    config = ServiceConfig.model_validate({"model": str(tiny_artifact), "ray": True, "stuck_after_s": 7})
+    assert encoder_settings(config, open_artifact(tiny_artifact), 1).stuck_after_s == 7
 
 
 def test_answers_are_counted_as_they_come(tiny_artifact: Path) -> None:
