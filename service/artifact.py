@@ -206,6 +206,8 @@ def _check_values(path: Path, artifact: Artifact) -> None:
         "poolings": _are_among(artifact.poolings, _POOLINGS) and artifact.pooling in artifact.poolings,
     }
     wrong = [name for name, right in checks.items() if not right]
+    if not wrong:  # GetModel tells all but one of them in 32 bits
+        wrong = [name for name in counts if name != "num_parameters" and getattr(artifact, name) >= 2**32]
     if not wrong and artifact.pad_token_id >= artifact.vocab_size:
         wrong = ["pad_token_id"]
     if not wrong and artifact.default_prompt_name not in (None, *artifact.prompts):

@@ -16,16 +16,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import metrics
-from service.errors import (
-    AnswerTooLarge,
-    AttencodeError,
-    InternalFault,
-    QueueFull,
-    caller_message,
-)
+from service.errors import AnswerTooLarge, AttencodeError, InternalFault, InvalidRequest, QueueFull, caller_message
 
 _LOG = logging.getLogger(__name__)
 _PUNCTUAL_S = 0.005  # by how much a call may be ended early: both sides keep the time, and the one may be ahead
+_MOST_METADATA_BYTES = 32_768
 
 Answer = TypeVar("Answer")
 
@@ -34,6 +29,22 @@ def deadline_s(context: grpc.aio.ServicerContext) -> float | None:
     """Give a call's deadline on the clock of `time.monotonic`; None for none."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else time.monotonic() + remaining_s
+
+
+def check_metadata(context: grpc.aio.ServicerContext) -> None:
+    """Do nothing where a call's metadata are of a usual size.
+
+    gRPC has a limit of its own, 16 KiB, but does not count headers of HPACK's kind "never indexed" (RFC 7541, section
+    6.2.3), of which grpcio 1.85 took 4 MB.
+
+    Raises:
+        InvalidRequest: They are not.
+    """
+    size = sum(len(key) + len(value) for key, value in context.invocation_metadata() or ())
+    if size > _MOST_METADATA_BYTES:
+        raise InvalidRequest(
+            f"the call's metadata have {size:,} bytes, and may have {_MOST_METADATA_BYTES:,}; leave some out"
+        )
 
 
 async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaitable[Answer]) -> Answer:
@@ -57,7 +68,9 @@ async def counted(method: str, context: grpc.aio.ServicerContext, answer: Awaita
         if error.reason:
             metrics.record_refused(error.reason)
         raise
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception, and would leave the call unanswered
         fault = InternalFault()
         code = fault.status.name
         _LOG.exception("%s failed (%s)", method, fault.id, extra={"error_id": fault.id})

@@ -154,8 +154,11 @@ class Joiner:
         Raises:
             InternalFault: It is not what the contract has in this place.
         """
-        if message.WhichOneof("outcome") == "chunk":
+        outcome = message.WhichOneof("outcome")
+        if outcome == "chunk":
             self._fill(message)
+        elif outcome is None:
+            raise codec.broken(f"a message of item {message.id} has neither an answer nor an error nor a chunk")
         else:
             self.check_complete(f"an answer to item {message.id} came")
             self._begin(message)
@@ -164,12 +167,9 @@ class Joiner:
         assert self._head is not None
         head, self._head = self._head, None
         joined, self._joined = self._joined, {}
-        try:
-            return codec.decode_encode_response(
-                head.response, lambda place, name, tensor: _read(joined.get((place, name)), tensor)
-            )
-        except (ValueError, KeyError) as error:
-            raise _broken(f"a tensor of item {head.id} does not have the shape or type that it says") from error
+        return codec.decode_encode_response(
+            head.response, lambda place, name, tensor: _read(joined.get((place, name)), tensor)
+        )
 
     def check_complete(self, what: str) -> None:
         """Do nothing between two answers.
@@ -180,7 +180,9 @@ class Joiner:
         if self._head is not None:
             due = self._due[0]
             where = f"{due.name} of input {due.place} of item {self._head.id}"
-            raise _broken(f"{what} where chunks of {where} were due, {due.filled:,} of {due.array.nbytes:,} bytes in")
+            raise codec.broken(
+                f"{what} where chunks of {where} were due, {due.filled:,} of {due.array.nbytes:,} bytes in"
+            )
 
     def _begin(self, message: pb.EncodeStreamResponse) -> None:
         self._head = message
@@ -194,17 +196,22 @@ class Joiner:
     def _expect(self, place: int, name: str, tensor: pb.Tensor) -> None:
         dtype = DTYPES.get(tensor.data_type)
         if dtype is None or prod(tensor.shape) * dtype.itemsize != tensor.chunked_bytes or tensor.data:
-            raise _broken(
+            raise codec.broken(
                 f"{name} of input {place} has {tensor.chunked_bytes:,} bytes in chunks, its shape says others"
             )
-        array = np.empty(tuple(tensor.shape), dtype)
+        try:
+            array = np.empty(tuple(tensor.shape), dtype)
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise InternalFault(
+                f"{name} of input {place} has {tensor.chunked_bytes:,} bytes, which cannot be held here; ask for less"
+            ) from error
         room = array.reshape(-1).view(np.uint8).data
         self._due.append(_Filling(place, name, array, room))
 
     def _fill(self, message: pb.EncodeStreamResponse) -> None:
         chunk, data = message.chunk, message.chunk.data
         if self._head is None or not self._due:
-            raise _broken(f"a chunk of item {message.id} came where none was due")
+            raise codec.broken(f"a chunk of item {message.id} came where none was due")
         due = self._due[0]
         expected = (self._head.id, due.place, FIELDS[due.name], due.filled)
         if (message.id, chunk.result, chunk.field, chunk.offset) != expected:
@@ -224,7 +231,3 @@ class Joiner:
 
 def _read(joined: NDArray[Any] | None, tensor: pb.Tensor) -> NDArray[Any]:
     return codec.decode_tensor(tensor) if joined is None else joined
-
-
-def _broken(what: str) -> InternalFault:
-    return InternalFault(f"the server broke the contract: {what}")

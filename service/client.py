@@ -20,7 +20,7 @@ from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
 from service.credentials import Tls, authorization, channel
-from service.errors import AnswerTooLarge, AttencodeError, InternalFault, InvalidRequest
+from service.errors import AnswerTooLarge, AttencodeError, InvalidRequest
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
 from service.plain import InputLike, Layers, attend_request, encode_request, read_inputs
@@ -109,7 +109,7 @@ class Client:
         request, left_s = encode_request(inputs, **options), _left(self._timeout_s)
         try:
             message = codec.encode_encode_request(request)
-            return codec.decode_encode_response(self._call(self._stub.Encode, message))
+            return _answer(request, self._call(self._stub.Encode, message))
         except AnswerTooLarge:
             (answer,) = self._streamed([request], left_s())
             return _raised(answer)
@@ -169,7 +169,7 @@ class Client:
         """Split inputs into tokens as `encode` would."""
         request = TokenizeRequest(read_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
         message = codec.encode_tokenize_request(request)
-        return codec.decode_tokenize_response(self._call(self._stub.Tokenize, message))
+        return _tokens(request, self._call(self._stub.Tokenize, message))
 
     def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
@@ -230,7 +230,7 @@ class AsyncClient:
         request, left_s = encode_request(inputs, **options), _left(self._timeout_s)
         try:
             message = codec.encode_encode_request(request)
-            return codec.decode_encode_response(await self._call(self._stub.Encode, message))
+            return _answer(request, await self._call(self._stub.Encode, message))
         except AnswerTooLarge:
             (answer,) = [answer async for answer in self._streamed([request], left_s())]
             return _raised(answer)
@@ -289,7 +289,7 @@ class AsyncClient:
         """Split inputs into tokens as `encode` would."""
         request = TokenizeRequest(read_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
         message = codec.encode_tokenize_request(request)
-        return codec.decode_tokenize_response(await self._call(self._stub.Tokenize, message))
+        return _tokens(request, await self._call(self._stub.Tokenize, message))
 
     async def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
@@ -356,6 +356,18 @@ def _left(timeout_s: float | None) -> Callable[[], float | None]:
     return lambda: None if end_s is None else max(0.0, end_s - time.monotonic())
 
 
+def _answer(request: EncodeRequest, message: pb.EncodeResponse) -> EncodeResult:
+    result = codec.decode_encode_response(message)
+    codec.check_answered(result, len(request.inputs))
+    return result
+
+
+def _tokens(request: TokenizeRequest, message: pb.TokenizeResponse) -> TokenizeResult:
+    result = codec.decode_tokenize_response(message)
+    codec.check_answered(result, len(request.inputs))
+    return result
+
+
 def _stream_answer(
     message: pb.EncodeStreamResponse, joiner: Joiner, items: Resumption, callee: Callee
 ) -> EncodeResult | AttencodeError | None:
@@ -366,7 +378,7 @@ def _stream_answer(
         InternalFault: It is not what the contract has in this place.
     """
     if message.id != items.due:
-        raise InternalFault(f"the server broke the contract: item {message.id} came where item {items.due} was due")
+        raise codec.broken(f"item {message.id} came where item {items.due} was due")
     if message.WhichOneof("outcome") != "error":
         answer = joiner.add(message)
         return None if answer is None else items.answer(answer)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from service.attention import Axis
 from service.codec_enums import DTYPES, POOLINGS, TRUNCATIONS, lookup, number
 from service.codec_outputs import decode_outputs, encode_outputs
-from service.errors import AttencodeError, InvalidRequest, QueueFull, caller_message
+from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull, caller_message
 from service.pb import encoder_pb2 as pb
 from service.request import (
     EncodeRequest,
@@ -272,8 +272,27 @@ def _encode_tokens(tokens: Tokens) -> pb.Tokens:
 # ---------------------------------------------------------------- answers, on the client
 
 
+def broken(what: str) -> InternalFault:
+    """Give the error for an answer that the contract does not allow."""
+    return InternalFault(f"the server broke the contract: {what}")
+
+
+def check_answered(result: EncodeResult | TokenizeResult, inputs: int) -> None:
+    """Do nothing where an answer speaks of every input.
+
+    Raises:
+        InternalFault: It does not.
+    """
+    if len(result.results) != inputs:
+        raise broken(f"{inputs:,} inputs have {len(result.results):,} results")
+
+
 def decode_encode_response(message: pb.EncodeResponse, read: TensorReader | None = None) -> EncodeResult:
-    """Read an EncodeResponse; `read` reads its tensors, from their messages alone if it is None."""
+    """Read an EncodeResponse; `read` reads its tensors, from their messages alone if it is None.
+
+    Raises:
+        InternalFault: A tensor or a list is not as long as others say.
+    """
     read = read or _from_message
     timings = message.timings
     return EncodeResult(
@@ -288,7 +307,11 @@ def decode_encode_response(message: pb.EncodeResponse, read: TensorReader | None
 
 
 def decode_tokenize_response(message: pb.TokenizeResponse) -> TokenizeResult:
-    """Read a TokenizeResponse."""
+    """Read a TokenizeResponse.
+
+    Raises:
+        InternalFault: Lists of one input's tokens differ in length.
+    """
     results = [_decode_input_result(item, place, _from_message) for place, item in enumerate(message.results)]
     return TokenizeResult(results, message.model, message.model_digest)
 
@@ -306,9 +329,15 @@ def decode_model_info(message: pb.GetModelResponse) -> ModelInfo:
 
 
 def decode_tensor(message: pb.Tensor) -> NDArray[Any]:
-    """Read a tensor without copying; the array is read-only."""
-    dtype = DTYPES[message.data_type]
-    return np.frombuffer(message.data, dtype=dtype).reshape(tuple(message.shape))
+    """Read a tensor without copying; the array is read-only.
+
+    Raises:
+        InternalFault: Its data are not what its shape and type say.
+    """
+    try:
+        return np.frombuffer(message.data, DTYPES[message.data_type]).reshape(tuple(message.shape))
+    except (KeyError, ValueError, OverflowError) as error:
+        raise broken("a tensor does not have the shape or type that it says") from error
 
 
 def _from_message(_place: int, _name: str, message: pb.Tensor) -> NDArray[Any]:
@@ -335,10 +364,14 @@ def _decode_input_result(message: pb.InputResult, place: int, read: TensorReader
 
 
 def _decode_axis(message: pb.Axis) -> Axis:
+    if len(message.starts) != len(message.ends):
+        raise broken(f"an axis has {len(message.starts):,} starts and {len(message.ends):,} ends")
     return list(zip(message.starts, message.ends, strict=True))
 
 
 def _decode_tokens(message: pb.Tokens) -> Tokens:
+    if len(lengths := {len(getattr(message, field.name)) for field in pb.Tokens.DESCRIPTOR.fields}) > 1:
+        raise broken(f"what is told of one input's tokens tells of {min(lengths):,} to {max(lengths):,} of them")
     return Tokens(
         ids=list(message.ids),
         texts=list(message.texts),

@@ -46,6 +46,12 @@ def log_to_stderr(level: str, form: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(form == "json")
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_header)
+
+
+def _is_no_header(record: logging.LogRecord) -> bool:
+    """Tell whether a record may be logged: not a call's header that is no UTF-8: it may be long, and a secret."""
+    return not str(record.msg).startswith("Invalid encoding on")
 
 
 def line(message: str, logger: str, form: LogFormat) -> str:

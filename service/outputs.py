@@ -265,6 +265,8 @@ def _resolved(name: str, asked: Asked | None, artifact: Artifact) -> Asked | Non
 
 def _resolve(what: str, numbers: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Turn a choice into numbers from 0; negative ones count from the end, `ALL` takes all."""
+    if len(numbers) > count:  # before each of what may be millions is looked at
+        raise InvalidRequest(f"{len(numbers):,} {what} numbers are too many: there are {count}; name each once")
     for number in numbers:
         if not -count <= number < count:
             raise InvalidRequest(f"{what} {number} does not exist; it must be from {-count} to {count - 1}")

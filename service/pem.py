@@ -62,7 +62,13 @@ def read_pair(cert_path: str, key_path: str, cert_name: str, key_name: str) -> P
             f"{cert_name}, {key_name}: {cert_path!r} and {key_path!r} are no certificate and key that can be used: "
             f"{error.reason or 'not PEM'}"
         ) from error
-    if not _usable(pair.cert):
+    try:
+        usable, _ = _usable(pair.cert), not_after(pair.cert)
+    except (ValueError, LookupError) as error:  # OpenSSL does not look at all that it loads
+        raise ValueError(
+            f"{cert_name}: the certificate in {cert_path!r} has no key or no end that can be read; make it anew"
+        ) from error
+    if not usable:
         raise ValueError(
             f"{cert_name}: the key of the certificate in {cert_path!r} is of a kind that gRPC does not take; it must "
             "be RSA, or ECDSA on P-256 or P-384"
@@ -99,6 +105,8 @@ def not_after(cert: bytes) -> datetime:
     Args:
         cert: PEM that a TLS library has read; of several certificates the first counts.
 
+    Raises:
+        ValueError: It is no time as RFC 5280 has it.
     """
     _, (kind, digits) = _parts(_fields(cert)["validity"])
     words = digits.decode("ascii")

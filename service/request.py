@@ -73,6 +73,12 @@ class Outputs:
         others = (self.hidden_states, self.attention, self.query_key_vectors)
         return self.tokens or self.token_embeddings or any(output is not None for output in others)
 
+    @property
+    def places(self) -> int:
+        """How many tokens and spans are named of each input."""
+        asked = () if self.attention is None else (self.attention.queries, self.attention.keys)
+        return sum(len(places.tokens) + len(places.spans) for places in asked)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
 from service import codec
-from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull, Unavailable
+from service.errors import AttencodeError, InvalidRequest, QueueFull, Unavailable
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeRequest, EncodeResult
 from service.statuses import RequestTooLarge
@@ -81,7 +81,13 @@ class Resumption:
 
         Raises:
             Unanswered: It is none, and another stream may have one.
+            InternalFault: It is to another question.
         """
+        asked = self._unanswered.get(self._answered)
+        if asked is None:
+            raise codec.broken(f"item {self._answered} was answered before it was sent")
+        if isinstance(answer, EncodeResult):
+            codec.check_answered(answer, len(asked.request.inputs))
         if isinstance(answer, Unavailable) and self._failures < _MOST_IN_A_ROW:
             raise Unanswered(answer)
         if not isinstance(answer, Unavailable):
@@ -122,9 +128,7 @@ class Resumption:
         if self._fault is not None:
             raise self._fault
         if self._unanswered or not self._ended:
-            raise InternalFault(
-                f"the server broke the contract: the stream ended before item {self._answered}'s answer"
-            )
+            raise codec.broken(f"the stream ended before item {self._answered}'s answer")
 
     def close(self) -> None:
         """Read no more requests."""

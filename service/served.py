@@ -19,11 +19,13 @@ from service.batching import BatchLimits
 from service.config import ServiceConfig
 from service.engine import Engine
 from service.errors import InvalidRequest, Lost
-from service.outputs import select
+from service.outputs import Selection, select
 from service.placement import Placement
-from service.request import ModelInfo
+from service.request import ModelInfo, Outputs
 from service.runner import Runner
 from service.tokenization import TextTokenizer
+
+_MOST_PLACES_KEPT = 64  # tokens and spans that a request names; of 65,536 each it would be 17 MB for every one kept
 
 
 class ServedModel:
@@ -57,7 +59,7 @@ class ServedModel:
         self.placement = placement
         self.runner = runner
         self.tokenizer = TextTokenizer(artifact)
-        self.select = lru_cache(maxsize=256)(partial(select, artifact=artifact))  # callers repeat themselves
+        self._select = lru_cache(maxsize=256)(partial(select, artifact=artifact))  # callers repeat themselves
         limits = BatchLimits(
             max_batch_tokens=_max_batch_tokens(config, placement, threads),
             max_batch_size=config.max_batch_size,
@@ -74,6 +76,16 @@ class ServedModel:
             queue=QueueLimits(config.max_queue_size, config.max_queue_tokens),
         )
         self._info = _model_info(config, name, artifact, placement)
+
+    def select(self, outputs: Outputs) -> Selection:
+        """Resolve what a request asks for.
+
+        Raises:
+            InvalidRequest: The model does not have it.
+        """
+        if outputs.places > _MOST_PLACES_KEPT:
+            return select(outputs, self.artifact)
+        return self._select(outputs)
 
     def info(self, names: SequenceOf[str]) -> ModelInfo:
         """Describe the model, beside the names of all that are served."""

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
 
 import grpc
 import prometheus_client
@@ -29,6 +28,7 @@ from service.errors import ClusterLost, ConfigError, Lost
 from service.keyring import KeyRing
 from service.logs import line
 from service.memory import Memory
+from service.scrape import Scrape
 from service.served import Models
 from service.servicer import SERVICE_NAME, EncoderServicer
 from service.supervision import keep, watch_loop, watch_threads
@@ -48,7 +48,6 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _LINGER_S = 0.2
 _PULSE_S = 0.1
 _LOST_GRACE_S = 5.0  # for accepted requests to end where the models are gone for good
-_SCRAPE_S = 10.0
 
 
 class Server:
@@ -92,7 +91,7 @@ class Server:
         )
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
-        self._metrics_server: tuple[object, object] | None = None
+        self._scrape: Scrape | None = None
         self.port = 0
         self.health_port: int | None = None
         self.metrics_port: int | None = None
@@ -143,8 +142,8 @@ class Server:
         await self._backend.stop()
         if self._health_server is not None:  # alive for its probes until nothing is left to do
             await self._health_server.stop(None)
-        if self._metrics_server is not None:
-            await asyncio.to_thread(self._metrics_server[0].shutdown)  # type: ignore[attr-defined]
+        if self._scrape is not None:
+            await asyncio.to_thread(self._scrape.close)
         if self._pulse is not None:
             self._pulse.cancel()
         if self._tracing is not None:
@@ -224,16 +223,13 @@ class Server:
         memory = Memory()
         metrics.watch_memory(memory.used_bytes, memory.limit_bytes)
         try:
-            self._metrics_server = prometheus_client.start_http_server(config.metrics_port, host)
+            self._scrape = Scrape(host, config.metrics_port)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {host}:{config.metrics_port}: {error.strerror}; "
                 "choose another --metrics-port, or none"
             ) from error
-        # Each connection has a thread, which whoever says nothing would keep for good.
-        httpd: Any = self._metrics_server[0]
-        httpd.RequestHandlerClass = type("Scrape", (httpd.RequestHandlerClass,), {"timeout": _SCRAPE_S})
-        self.metrics_port = self._metrics_server[0].server_port
+        self.metrics_port = self._scrape.port
 
     async def _announce(self, *, draining: bool = False) -> None:
         """Tell health which models answer; the server as a whole is ready while one of them does."""

@@ -19,7 +19,7 @@ from service import codec, metrics
 from service.access import Access, Session
 from service.admission import Door, WorkLimits
 from service.callers import Caller
-from service.calls import abort, bare, counted, deadline_s, turned_away, veiled
+from service.calls import abort, bare, check_metadata, counted, deadline_s, turned_away, veiled
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
 from service.encoding import Call, Encoding, RequestLimits
 from service.errors import (
@@ -31,7 +31,7 @@ from service.errors import (
 )
 from service.intake import Intake, Place
 from service.pb import encoder_pb2 as pb
-from service.request import EncodeResult
+from service.request import EncodeRequest, EncodeResult
 from service.served import Models
 from service.stream import ByteBudget, ServerBudget, Share, in_order
 from service.tracing import Tracing
@@ -85,6 +85,7 @@ class EncoderServicer:
         """Wrap a method: let it in, time it, count it, and turn its errors into statuses."""
 
         async def answered(context: Context, caller: Caller) -> bytes:
+            check_metadata(context)
             with self._intake.request() as place:
                 return await answer(await place.receive(context), context, caller, place)
 
@@ -101,7 +102,7 @@ class EncoderServicer:
 
     async def _encode(self, data: bytes, context: Context, caller: Caller, place: Place) -> bytes:
         started = time.monotonic()
-        request = codec.decode_encode_request(codec.parse(pb.EncodeRequest, data))
+        request = self._read(codec.parse(pb.EncodeRequest, data))
         del data
         most = self._limits.max_message_bytes
         share = Share(ByteBudget(most), self._unsent, copies=_UNARY_COPIES)
@@ -114,8 +115,10 @@ class EncoderServicer:
         return await self._encoding.encode(call, finish)
 
     async def _tokenize(self, data: bytes, context: Context, _caller: Caller, place: Place) -> bytes:
-        request = codec.decode_tokenize_request(codec.parse(pb.TokenizeRequest, data))
-        del data
+        asked = codec.parse(pb.TokenizeRequest, data)
+        self._encoding.check_inputs(len(asked.inputs))
+        request = codec.decode_tokenize_request(asked)
+        del data, asked
         message: Message = codec.encode_tokenize_result(await self._encoding.tokenize(request, place))
         share = Share(ByteBudget(self._limits.max_message_bytes), self._unsent, copies=_TOKENIZE_COPIES)
         context.add_done_callback(lambda _context: share.give_back())
@@ -144,6 +147,7 @@ class EncoderServicer:
     async def _stream_of(self, session: Session, requests: AsyncIterator[bytes], context: Context) -> None:
         """Let a stream of somebody who may call in, and answer it."""
         try:
+            check_metadata(context)
             self._intake.door.open_stream()
         except AttencodeError as error:
             turned_away("EncodeStream", error)
@@ -228,7 +232,7 @@ class EncoderServicer:
         async def answered(caller: Caller) -> StreamAnswer:
             started = time.monotonic()
             with self._intake.request() as place:
-                request = codec.decode_encode_request(message.request)
+                request = self._read(message.request)
                 place.hold(data, copies=3)
                 call = Call(request, caller, place, share, most, deadline_s(context), started)
                 return await self._encoding.encode(call, finish)
@@ -243,6 +247,11 @@ class EncoderServicer:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
             return StreamAnswer(number, told.SerializeToString())
+
+    def _read(self, message: pb.EncodeRequest) -> EncodeRequest:
+        """Read a request once it is known to have no more inputs than it may."""
+        self._encoding.check_inputs(len(message.inputs))
+        return codec.decode_encode_request(message)
 
     def _span(self, method: str, context: Context, **attributes: int) -> AbstractContextManager[Any]:
         """Give the block that answers a request its span."""

@@ -3,6 +3,7 @@
 The client's counterpart of the servicer's `_abort`. May import: errors, grpc.
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from service.errors import (
 )
 
 # gRPC's own words. Those of a limit that this side has set begin with "CLIENT:" and stay as they are.
-_REQUEST_TOO_LARGE = re.compile(r"^(?:SERVER: )?Received message larger than max \((\d+) vs\. (\d+)\)")
+_REQUEST_TOO_LARGE = re.compile(r"^(?:SERVER: )?Received message larger than max \((\d{1,18}) vs\. (\d{1,18})\)")
 _UNRESOLVED = re.compile(r"errors resolving|resolution failed")
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)")
 _HUNG_UP = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe")
@@ -81,11 +82,11 @@ class Callee:
             return Unavailable(self._unavailable(message))
         if code == grpc.StatusCode.INVALID_ARGUMENT and _trailing(error, "attencode-fits-stream"):
             return AnswerTooLarge(message, fits_stream=True)
-        return self.typed(code, message, float(_trailing(error, "attencode-retry-delay-seconds") or 0.0))
+        return self.typed(code, message, _seconds(_trailing(error, "attencode-retry-delay-seconds")))
 
     def typed(self, code: grpc.StatusCode, message: str, retry_delay_s: float) -> AttencodeError:
         """Give the error that stands for a status, of a call or of one item of a stream."""
-        if code == grpc.StatusCode.RESOURCE_EXHAUSTED and retry_delay_s:
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED and 0 < retry_delay_s < math.inf:
             return QueueFull(message, retry_delay_s)
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return Unauthenticated(
@@ -153,6 +154,14 @@ def reached(error: grpc.RpcError) -> bool:
     """Tell whether a call that failed had found a server."""
     message = (error.details() or "").lower()
     return not (_UNCONNECTED.search(message) or _UNRESOLVED.search(message))
+
+
+def _seconds(words: str) -> float:
+    """Read a time that a server gives; 0 where it is none."""
+    try:
+        return float(words)
+    except ValueError:
+        return 0.0
 
 
 def _trailing(error: grpc.RpcError, name: str) -> str:

@@ -174,6 +174,11 @@ class TextTokenizer:
             _refuse_if_off(number, length, maximum, truncation)
             owners = self._owners(ids)
             special, first, second = ([place for place in range(length) if owners[place] == o] for o in (-1, 0, 1))
+            if maximum < len(special) + bool(first) + bool(second):
+                raise InvalidRequest(
+                    f"input {number}: {len(special)} of its {length} tokens are special ones, which are never cut, and "
+                    f"the model's {maximum} have no room for the others; leave some of them out"
+                )
             keep_first, keep_second = _longest_first(len(first), len(second), maximum - len(special))
             kept = sorted(special + _cut(first, keep_first, truncation) + _cut(second, keep_second, truncation))
             ids = [ids[place] for place in kept]

@@ -390,7 +390,7 @@ def span_ids() -> tuple[str, str] | None:
 
 
 def _named(attributes: Mapping[str, int]) -> dict[str, int | str]:
-    return {f"attencode.{name}": value for name, value in attributes.items()}
+    return {f"attencode.{name}": n if n < 2**63 else str(n) for name, n in attributes.items()}  # OTLP's are signed
 
 
 def _version() -> str:

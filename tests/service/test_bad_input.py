@@ -66,11 +66,19 @@ def others(client: Client) -> Iterator[None]:
         (["abc"], {"attention": True, "heads": [3]}, "head 3 does not exist; it must be from -3 to 2"),
         (["abc"], {"hidden_states": [3]}, "hidden state layer 3 does not exist; it must be from -3 to 2"),
         (["abc"], {"hidden_states": [0, -3]}, "name one twice"),
+        (["abc"], {"hidden_states": [0] * 20_000}, "20,000 hidden state layer numbers are too many: there are 3; name"),
+        (["abc"], {"attention": True, "heads": [9] * 4}, "4 head numbers are too many: there are 3; name each once"),
         (["a " * 50], {"truncation": "off"}, "sequence of 52 tokens exceeds the model's 40; set truncation"),
         (["abc"], {"attention": True, "queries": [1] * 65_537}, "name 65,537 tokens and spans, and may name 65,536"),
         (["abc"], {"attention": True, "keys": [(0, 1)] * 70_000}, "name 70,000 tokens and spans"),
         (["abc"] * 64, {"attention": True, "keys": [1] * 1025}, r"name 1,025 tokens and spans of each of 64 inputs"),
         ([[2, 9999, 3]], {}, "token id 9999 is outside the vocabulary of 41"),
+        (
+            [[2, *[3] * 60, 5, 3]],
+            {},
+            "62 of its 63 tokens are special ones, which are never cut, and the model's 40",
+        ),
+        ([[2, 5, *[3] * 38, 6, 3]], {"truncation": "left"}, "40 of its 42 tokens are special ones"),
         ([[5, 6]], {}, r"must begin with 2 \(\[CLS\]\) and end with 3 \(\[SEP\]\)"),
     ],
 )
@@ -121,9 +129,17 @@ def test_an_answer_too_large_says_what_fits(tiny: Client) -> None:
     assert tiny.encode(texts, attention=[0]).results[0].attention is not None
 
 
+def test_too_many_inputs_are_not_read(tiny: Client) -> None:
+    """Their number alone is looked at: what is wrong with one of them is not."""
+    many = [pb.Input(text="a")] * 64 + [pb.Input()]
+    for call, kind in ((tiny._stub.Encode, pb.EncodeRequest), (tiny._stub.Tokenize, pb.TokenizeRequest)):
+        with pytest.raises(grpc.RpcError, match="65 inputs, more than this server's 64"):
+            call(kind(inputs=many))
+
+
 def test_long_words_of_the_caller_keep_the_status(tiny: Client) -> None:
     """An error that repeats what the caller sent is cut, and is still INVALID_ARGUMENT."""
-    for options in ({"prompt_name": "p" * 50_000}, {"model": "注" * 50_000}, {"hidden_states": [0] * 20_000}):
+    for options in ({"prompt_name": "p" * 50_000}, {"model": "注" * 50_000}):
         with others(tiny), pytest.raises(InvalidRequest, match=r"\.\.\. \(\d+ characters\)"):
             tiny.encode("x", **options)
     (answer,) = tiny.encode_stream([attencode.encode_request("x", model="x" * 100_000)])

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from authority import Authority
 
 import attencode
 from attencode import Client, QueueFull
-from service import server as server_module
 from service.pb import encoder_pb2 as pb
 from service.server import Server
 from tests.service.keyed import APART, ENCODE, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
@@ -252,13 +250,3 @@ def test_metadata_without_end(open_server: Server) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             encode(REQUEST.SerializeToString(), metadata=[("x", "a" * 9000)], timeout=20)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_scrapes_that_say_nothing(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection to the metrics that asks nothing is closed, and its thread ends."""
-    monkeypatch.setattr(server_module, "_SCRAPE_S", 1.0)
-    with serving(tiny_artifact, metrics_port=0) as server:
-        with socket.create_connection(("127.0.0.1", server.metrics_port), 20) as sock:
-            assert spoken(sock) == b""
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
-            assert b"attencode_ready" in answer.read()

@@ -16,6 +16,7 @@ import pytest
 from attencode import Client, InternalFault
 from service.config import parse_config
 from service.errors import ConfigError
+from service.pb import encoder_pb2 as pb
 
 pytest.importorskip("opentelemetry.exporter.otlp", reason="OTLP is not installed; install attencode[otel]")
 
@@ -80,6 +81,20 @@ def test_a_collector_gets_the_trace(
     assert got.resource["service.name"] == "embeddings"
     assert got.resource["telemetry.sdk.language"] == "python"
     assert b"sesame" not in got.raw
+
+
+def test_an_item_with_the_largest_number(
+    spawn_local: Callable[..., Any], tiny_artifact: Path, collector: tuple[Collector, str]
+) -> None:
+    """An item's number is 64 bits long, one more than a number of OTLP; its span arrives, and others with it."""
+    got, endpoint = collector
+    server = spawn_local(tiny_artifact, "--tracing", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    with Client(server.address) as client:
+        items = [pb.EncodeStreamRequest(id=number) for number in (2**64 - 1, 1)]
+        list(client._stub.EncodeStream(iter(items), timeout=10))
+    assert server.terminate() == 0
+    values = [item.value for span in got.spans for item in span.attributes if item.key == "attencode.item"]
+    assert sorted((value.int_value, value.string_value) for value in values) == [(0, str(2**64 - 1)), (1, "")]
 
 
 def test_an_absent_collector_is_told_of_once(spawn_local: Callable[..., Any], tiny_artifact: Path) -> None:
