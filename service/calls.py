@@ -16,7 +16,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import metrics
-from service.errors import AnswerTooLarge, AttencodeError, InternalFault, QueueFull, caller_message
+from service.errors import (
+    AnswerTooLarge,
+    AttencodeError,
+    InternalFault,
+    QueueFull,
+    caller_message,
+)
 
 _LOG = logging.getLogger(__name__)
 _PUNCTUAL_S = 0.005  # by how much a call may be ended early: both sides keep the time, and the one may be ahead
