@@ -33,6 +33,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     made.add("rated", requests_per_second=0.001, burst=3)
     made.add("narrow", max_concurrent=2)
     made.add("heavy", weight=3)
+    made.add("heavier", weight=4)
     return made
 
 
@@ -293,19 +294,14 @@ def test_no_secret_leaves(
 
 def test_a_request_is_its_keys(server: Server, keys: Keys) -> None:
     """In the queue a call and a stream's item have the key's name and weight, wherever they come from."""
-    metadata = (("authorization", f"Bearer {keys.known['heavy']}"),)
     item = pb.EncodeStreamRequest(id=0, request=REQUEST).SerializeToString()
-    waiting = server._models.find("").engine._waiting
+    weights = server._models.find("").engine._waiting._weight_of  # of those who wait, or have lately
     with grpc.insecure_channel(address(server)) as channel:
-        unary = channel.unary_unary(ENCODE).future(REQUEST.SerializeToString(), metadata=metadata, timeout=20)
-        for begin, end in (
-            (lambda: unary, lambda call: call.result()),
-            (lambda: channel.stream_stream(STREAM)(iter([item]), metadata=metadata, timeout=20), list),
-        ):
-            call = begin()
-            seen: set[tuple[str, float]] = set()
-            while not call.done() and not seen:
-                seen |= {(one.caller.name, one.caller.weight) for one in list(waiting._by_arrival.values())}
-                time.sleep(0.005)
-            assert seen == {("heavy", 3.0)}
-            end(call)
+
+        def shown(name: str) -> dict[str, Any]:
+            return {"metadata": (("authorization", f"Bearer {keys.known[name]}"),), "timeout": 20}
+
+        channel.unary_unary(ENCODE)(REQUEST.SerializeToString(), **shown("heavy"))
+        list(channel.stream_stream(STREAM)(iter([item]), **shown("heavier")))
+    assert (weights["heavy"], weights["heavier"]) == (3.0, 4.0)
+    assert weights.keys() <= keys.known.keys()
