@@ -16,7 +16,13 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import metrics
-from service.errors import AnswerTooLarge, AttencodeError, InternalFault, QueueFull, caller_message
+from service.errors import (
+    AnswerTooLarge,
+    AttencodeError,
+    InternalFault,
+    QueueFull,
+    caller_message,
+)
 
 _LOG = logging.getLogger(__name__)
 _PUNCTUAL_S = 0.005  # by how much a call may be ended early: both sides keep the time, and the one may be ahead
@@ -84,7 +90,11 @@ def bare(error: AttencodeError) -> AttencodeError:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
-    """End a call with an error's status, message and, where trying again helps, its delay."""
+    """End a call with an error's status, message and, where trying again helps, its delay.
+
+    Raises:
+        asyncio.CancelledError: The call is over already, by its deadline or its caller.
+    """
     trailing: tuple[tuple[str, str | bytes], ...] = ()
     if isinstance(error, QueueFull):
         delay = Duration()
@@ -98,4 +108,7 @@ async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> Non
         )
     elif isinstance(error, AnswerTooLarge) and error.fits_stream:
         trailing = (("attencode-fits-stream", "1"),)
-    await context.abort(error.status, caller_message(error), trailing)
+    try:
+        await context.abort(error.status, caller_message(error), trailing)
+    except grpc.aio.InternalError as over:  # it would log each as a fault of ours, with a traceback
+        raise asyncio.CancelledError from over
