@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from service.confined import open_file, read_bounded, read_file
+from service.confined import open_file, read_file
 from service.errors import ArtifactError
 from service.graph_file import FLOAT, INT64, MOST_BYTES, Expected, Port, check_graph
 
@@ -35,6 +35,7 @@ _MOST_DESCRIPTION_BYTES = 4 << 20  # a layer takes some 500 bytes, the rest is p
 _MOST_TOKENS = 1 << 20  # of one sequence; an export of a model without a limit writes less than a million
 _MOST_CHARS = 1000  # of a name, which logs and metrics repeat
 _NUMBER_BYTES = 4
+_SIZE = 2  # its place in a file's mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,10 @@ def open_artifact(folder: Path) -> Artifact:
         ArtifactError: The folder is no artifact, of another format, not as it was written, or not as any export writes.
     """
     artifact, files = _read_description(folder)
-    sizes = {name: _size(folder, name) for name in _checked_names(folder, files)}
+    marks = {name: _mark(folder, name) for name in _checked_names(folder, files)}  # before anything is read
+    sizes = {name: mark[_SIZE] for name, mark in marks.items()}
     _check_sizes(artifact, sizes[WEIGHTS_FILE])
-    marks = _verify_files(artifact, files, sizes)
+    _verify_files(artifact, files, sizes)
     return replace(artifact, marks=marks, digests={name: files[name]["sha256"] for name in marks})
 
 
@@ -241,6 +243,11 @@ def _shapes(layer: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {name: weight["shape"] for name, weight in layer.items()}
 
 
+def mark_of(stat: os.stat_result) -> tuple[int, ...]:
+    """Give what tells a file from another one, and from itself after it was written: device, inode, size, time."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def _is_count(value: object, least: int, most: int = 2**63 - 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
@@ -268,9 +275,9 @@ def _checked_names(folder: Path, files: Any) -> Iterable[str]:
     return list(files)
 
 
-def _size(folder: Path, name: str) -> int:
+def _mark(folder: Path, name: str) -> tuple[int, ...]:
     with open_file(folder, name) as file:
-        return os.fstat(file.fileno()).st_size
+        return mark_of(os.fstat(file.fileno()))
 
 
 def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
@@ -294,29 +301,23 @@ def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
         )
 
 
-def mark_of(stat: os.stat_result) -> tuple[int, ...]:
-    """Give what tells a file from another one, and from itself after it was written: device, inode, size, time."""
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _verify_files(artifact: Artifact, files: Any, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Hold each file against its recorded size and digest, and each graph against the rest; gives their marks."""
+def _verify_files(artifact: Artifact, files: Any, sizes: Mapping[str, int]) -> None:
+    """Hold each file against its recorded size and digest, and each graph against the rest."""
     folder = artifact.folder
-    marks: dict[str, tuple[int, ...]] = {}
     graphs = _graphs(artifact, sizes)
     for name, expected in files.items():
         if not isinstance(expected, dict) or sizes[name] != expected.get("bytes"):
             raise ArtifactError(f"{folder / name} was changed or damaged after the export; export the model again")
-        with open_file(folder, name) as file:
-            marks[name] = mark_of(os.fstat(file.fileno()))
-            content = read_bounded(file, folder / name, MOST_BYTES) if name in graphs else None
-            whole = hashlib.sha256(content) if content is not None else hashlib.file_digest(file, "sha256")  # type: ignore[arg-type] # a BinaryIO will do
-        digest = whole.hexdigest()
+        content = read_file(folder, name, MOST_BYTES) if name in graphs else None
+        if content is not None:
+            digest = hashlib.sha256(content).hexdigest()
+        else:
+            with open_file(folder, name) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # a BinaryIO will do
         if digest != expected.get("sha256"):
             raise ArtifactError(f"{folder / name} was changed or damaged after the export; export the model again")
         if content is not None:
             check_graph(folder / name, content, graphs[name])
-    return marks
 
 
 def _graphs(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, Expected]:

@@ -49,18 +49,9 @@ def read_file(folder: Path, name: str, most_bytes: int) -> bytes:
         ArtifactError: As `open_file`, or it is larger.
     """
     with open_file(folder, name) as file:
-        return read_bounded(file, folder / name, most_bytes)
-
-
-def read_bounded(file: BinaryIO, path: Path, most_bytes: int) -> bytes:
-    """Read a file that is open, of at most so many bytes; the path is for messages.
-
-    Raises:
-        ArtifactError: It is larger.
-    """
-    content = file.read(most_bytes + 1)
+        content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ArtifactError(
-            f"{path} is larger than the {most_bytes} bytes that any export writes; export the model again"
+            f"{folder / name} is larger than the {most_bytes} bytes that any export writes; export the model again"
         )
     return content
