@@ -17,7 +17,7 @@
 #
 # Every package but torch is installed by version and hash from deploy/constraints (`make lock`); torch by version, from
 # PyTorch's index of builds without CUDA where that can be reached. Python is 3.11, for which they are resolved and on
-# which the tests run. To pin the base by digest, or take it from a mirror: --build-arg PYTHON_IMAGE=NAME@sha256:DIGEST
+# which the tests run. What is in an image stands in its /opt/attencode/sbom.json (CycloneDX). To pin the base by digest, or take it from a mirror: --build-arg PYTHON_IMAGE=NAME@sha256:DIGEST
 # Health, ports and settings: README.md, "In containers".
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 ARG SERVER=cpu
@@ -72,9 +72,7 @@ COPY --from=cpu-packages /opt/attencode /opt/attencode
 FROM builder AS export-packages
 ARG TORCH=torch==2.13.0
 COPY deploy/constraints/export.txt packages.txt
-RUN ./install.sh packages.txt && \
-    { tools/bin/uv pip install --python /opt/attencode/bin/python --no-cache --torch-backend=cpu "${TORCH}" || \
-      tools/bin/pip --python /opt/attencode/bin/python install "${TORCH}"; }
+RUN ./install.sh packages.txt "${TORCH}"
 
 FROM runtime AS export
 COPY --from=export-packages /opt/attencode /opt/attencode

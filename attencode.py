@@ -17,6 +17,7 @@ from service.errors import (
     InvalidRequest,
     NotWritten,
     QueueFull,
+    Unauthenticated,
     Unavailable,
 )
 from service.plain import encode_request
@@ -60,6 +61,7 @@ __all__ = [
     "TokenIdsInput",
     "TokenizeResult",
     "Tokens",
+    "Unauthenticated",
     "Unavailable",
     "encode_request",
 ]

@@ -2,8 +2,9 @@
 
 What differs between families is one table of names each (data, not code). Loading is strict: every
 missing, unexpected or misshapen tensor is named in one error. Nothing from a checkpoint is executed:
-safetensors come first, and pickled weights are read with `weights_only`.
-May import: config, encoder, families, errors, torch, safetensors.
+safetensors come first, and pickled weights are read with `weights_only`. Nothing is set aside because a file
+declares it: what a config or a tensor asks for is held to the files' sizes first.
+May import: config, confined, encoder, families, errors, torch, safetensors.
 """
 
 import json
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.config import EncoderConfig
+from model.confined import MOST_JSON_BYTES, plain_file, refuse_code
 from model.encoder import Encoder
 from model.errors import CheckpointError, first_line
 from model.families import FAMILIES, read_config
@@ -35,9 +37,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
         CheckpointError: The file is absent, is not JSON, or is of another kind.
     """
     try:
-        parsed = json.loads(path.read_text("utf-8"))
+        parsed = json.loads(plain_file(path, MOST_JSON_BYTES).read_text("utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
+    except CheckpointError:
+        raise
     except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(parsed, kind):
@@ -57,7 +61,9 @@ def load_encoder(folder: Path) -> Encoder:
     Raises:
         CheckpointError: The config is not supported, or a file or tensor is not what it must be.
     """
-    config = read_config(read_json(folder / "config.json"))
+    raw = read_json(folder / "config.json")
+    refuse_code(folder / "config.json", raw)
+    config = read_config(raw)
     try:
         with torch.device("meta"):  # shapes without memory; the checkpoint's tensors take their places
             encoder = Encoder(config)
@@ -82,6 +88,11 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
     """Read every tensor of `expected` from the folder, or name all that is wrong in one error."""
     files = _weight_files(folder)
     prefix = _prefix(files, config.family)
+    held = sum(path.stat().st_size for path in files)
+    asked = sum(tensor.numel() for tensor in expected.values())
+    if asked > held:  # the narrowest numbers have a byte
+        listed = ", ".join(path.name for path in files)
+        raise CheckpointError(f"{folder}/config.json asks for {asked} numbers, but {listed} has {held} bytes")
     state: dict[str, Tensor] = {}
     faults: list[str] = []
     for path in files:
@@ -110,14 +121,25 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
 
 def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:
     """Say what is wrong with a tensor, None when it is as it must be."""
+    if kind := _unusual_kind(tensor):
+        return f"mistyped tensor {name} {kind}"
     if tensor.shape != expected.shape:
         return f"misshapen tensor {name} {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
-    if tensor.layout != torch.strided:
-        return f"mistyped tensor {name} {str(tensor.layout).removeprefix('torch.')}, expected dense"
-    if not tensor.is_floating_point():
-        return f"mistyped tensor {name} {str(tensor.dtype).removeprefix('torch.')}, expected floating point"
+    if tensor.nbytes > tensor.untyped_storage().nbytes():  # one number may pose as any number of them
+        return f"hollow tensor {name} {tuple(tensor.shape)} over {tensor.untyped_storage().nbytes()} bytes"
     if not bool(torch.isfinite(tensor.to(torch.float32)).all()):
         return f"broken tensor {name} with NaN or infinity"
+    return None
+
+
+def _unusual_kind(tensor: Tensor) -> str | None:
+    """Say of what kind a tensor is that holds no plain floating point numbers, None when it does."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested or tensor.device.type != "cpu":
+        return f"{type(tensor).__name__} on {tensor.device.type}, expected plain numbers"
+    if tensor.layout != torch.strided:
+        return f"{str(tensor.layout).removeprefix('torch.')}, expected dense"
+    if not tensor.is_floating_point():
+        return f"{str(tensor.dtype).removeprefix('torch.')}, expected floating point"
     return None
 
 
@@ -127,7 +149,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: There are none, or a file or tensor is broken.
     """
-    found = {name: tensor for path in _weight_files(folder) for name, tensor in _tensors(path)}
+    files = _weight_files(folder)
+    found = {name: tensor for path in files for name, tensor in _tensors(path)}
+    if sum(tensor.nbytes for tensor in found.values()) > sum(path.stat().st_size for path in files):
+        raise CheckpointError(f"{folder} has tensors of more bytes than its files")
     for name, tensor in found.items():
         if fault := _tensor_fault(name, tensor, tensor):
             raise CheckpointError(f"{folder}: {fault}")
@@ -138,7 +163,7 @@ def _weight_files(folder: Path) -> list[Path]:
     """List the weight files: safetensors before pickles, one file before shards."""
     for single, index in zip(_WEIGHT_FILES, _INDEX_FILES, strict=True):
         if (folder / single).is_file():
-            return [folder / single]
+            return [plain_file(folder / single)]
         if (folder / index).is_file():
             return _shards(folder, index)
     expected = ", ".join(_WEIGHT_FILES + _INDEX_FILES)
@@ -154,7 +179,7 @@ def _shards(folder: Path, index: str) -> list[Path]:
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise CheckpointError(f"{folder / index} names the shard {name!r}, which is not in the folder")
-    return [folder / name for name in names]
+    return [plain_file(folder / name) for name in names]
 
 
 def _prefix(files: list[Path], family: str) -> str:
@@ -187,12 +212,26 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 def _load_pickle(path: Path) -> dict[str, Tensor]:
     """Read a `.bin` file, refusing any code in it."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        archive = zipfile.is_zipfile(path)
+        if archive:
+            _refuse_packed(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+    except CheckpointError:
+        raise
     except Exception as error:  # pickle, zipfile and torch raise many kinds for damaged or refused bytes
         raise CheckpointError(f"{path} is not a readable weights file: {first_line(error)}") from error
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} must hold named tensors, got {type(loaded).__name__}")
     return {name: tensor for name, tensor in loaded.items() if isinstance(name, str) and isinstance(tensor, Tensor)}
+
+
+def _refuse_packed(path: Path) -> None:
+    """Refuse an archive that holds less than it says: torch packs nothing, and unpacks whatever it is given."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    packed = [entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+    if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise CheckpointError(f"{path} is packed, or holds less than it says; weights are saved as they are")
 
 
 def _their_names(ours: str, family: str, prefix: str) -> list[str]:

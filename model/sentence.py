@@ -2,11 +2,11 @@
 
 A sentence-transformers folder says all of it (`modules.json` and what that names); a plain
 Hugging Face folder gets sentence-transformers' own defaults: mean pooling, not normalized, no prompts.
-May import: config, checkpoint, head, errors, tokenizers.
+May import: config, checkpoint, confined, head, errors, tokenizers.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 
 from model.checkpoint import read_json
 from model.config import EncoderConfig
+from model.confined import MOST_TOKENIZER_BYTES, inner_folder, plain_file, refuse_code
 from model.errors import CheckpointError, first_line
 from model.head import Normalize, SentenceHead, read_dense, read_poolings
 
@@ -30,6 +31,9 @@ _TRANSFORMER_FIELDS = ("max_seq_length", "do_lower_case", "modality_config")
 _AS_ALWAYS = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
 _MODALITIES = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _SLOW_VOCABULARY = "vocab.txt"
+_SLOW_CLASSES = [
+    f"{family}Tokenizer{form}" for family in ("Bert", "DistilBert", "Electra", "MPNet") for form in ("", "Fast")
+]
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 # What T5 was trained on, and what it gets where nothing sets a limit (Raffel et al. 2020, section 3.1.2).
 _TOKENS_WITHOUT_LIMIT = 512
@@ -128,23 +132,20 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
         CheckpointError: There is no tokenizer, it cannot be read, or its ids exceed the vocabulary.
     """
     path = folder / "tokenizer.json"
-    if path.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise CheckpointError(f"{path} is not a readable tokenizer: {first_line(error)}") from error
-    else:
-        tokenizer = _convert_tokenizer(folder)
+    tokenizer = _load_tokenizer(path) if path.is_file() else _convert_tokenizer(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    tokenizer = _with_prefix_space(tokenizer, _optional_json(folder / "tokenizer_config.json").get("add_prefix_space"))
+    settings = _optional_json(folder / "tokenizer_config.json")
+    refuse_code(folder / "tokenizer_config.json", settings)
+    tokenizer = _with_prefix_space(tokenizer, settings.get("add_prefix_space"))
     if _lower_case(folder):
         own = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     if not tokenizer.get_vocab_size(with_added_tokens=False):
         raise CheckpointError(f"the tokenizer of {folder} has an empty vocabulary")
     # A template names special tokens by number, whether or not they are in the vocabulary.
-    largest = max(*tokenizer.get_vocab(with_added_tokens=True).values(), *tokenizer.encode("", "").ids, 0)
+    around = _tried(path, lambda: tokenizer.encode("", "").ids)
+    largest = max(*tokenizer.get_vocab(with_added_tokens=True).values(), *around, 0)
     if largest >= config.vocab_size:
         raise CheckpointError(
             f"the tokenizer of {folder} has ids up to {largest}, config field vocab_size is {config.vocab_size}"
@@ -152,9 +153,34 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     return tokenizer
 
 
+def _load_tokenizer(path: Path) -> Tokenizer:
+    plain_file(path, MOST_TOKENIZER_BYTES)
+    loaded: Tokenizer = _tried(path, lambda: Tokenizer.from_file(str(path)))
+    return loaded
+
+
+def _tried(path: Path, step: Callable[[], Any]) -> Any:
+    """Give what a step of the tokenizers' library gives, and make one error of what may come instead."""
+    try:
+        return step()
+    except BaseException as error:  # tokenizers raises plain Exception, and its panics not even that
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{path} is not a readable tokenizer: {first_line(error)}") from error
+
+
 def _convert_tokenizer(folder: Path) -> Tokenizer:
     if not (folder / _SLOW_VOCABULARY).is_file():  # transformers would make up an empty tokenizer
         raise CheckpointError(f"{folder} has no tokenizer; expected tokenizer.json or {_SLOW_VOCABULARY}")
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".txt"):
+            plain_file(path, MOST_TOKENIZER_BYTES)
+    settings = _optional_json(folder / "tokenizer_config.json")
+    refuse_code(folder / "tokenizer_config.json", settings)
+    if (kind := settings.get("tokenizer_class")) not in (None, *_SLOW_CLASSES):  # transformers would look it up
+        raise CheckpointError(
+            f"{folder}/tokenizer_config.json names the tokenizer_class {kind!r}; supported: {', '.join(_SLOW_CLASSES)}"
+        )
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds to import, and seldom needed
 
     try:
@@ -206,7 +232,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     """List the modules of `modules.json` in order: class name and folder."""
     path = folder / "modules.json"
     try:
-        entries = [(entry["type"], folder / entry["path"]) for entry in read_json(path, list)]
+        entries = [(entry["type"], inner_folder(folder, entry["path"])) for entry in read_json(path, list)]
         # A class of the checkpoint's own keeps its whole name, which nothing below knows.
         listed = [(name.rsplit(".", 1)[-1] if name.startswith(_PACKAGE) else name, place) for name, place in entries]
     except (KeyError, TypeError, AttributeError) as error:

@@ -13,8 +13,12 @@ from service.batching import WaitingList
 from service.callers import Caller
 from service.errors import Outdated, QueueFull, Unavailable
 
-# A request that waits is refused at once when what is before it will probably take more than this share of its time.
-_DEADLINE_SHARE = 0.8
+# A request that waits is refused at once when what is before it will probably take more than this share of its time;
+# less than half, so that who is taken in is still answered in time when the pace halves, as it may under load.
+_DEADLINE_SHARE = 0.45
+# Who has had its share waits for those that come later, too, at most so many times as long as for those that wait now.
+# Without it 3 to 23 % of 500 callers' requests, where they sent too much, had their turn after a deadline of 2 s.
+_NEWCOMERS = 3.0
 _RATE_MEMORY_S = 2.0
 _SHORTEST_RETRY_S = 0.05
 _ROUND_BATCHES = 64
@@ -155,9 +159,12 @@ class QueueAdmission:
         raise QueueFull(f"{told} may; try again in {delay_s:.1f} s", retry_delay_s=delay_s, reason=reason)
 
     def _check_deadline(self, wait_s: float, rest_s: float, caller: Caller, tokens: int) -> None:
-        most_s = _DEADLINE_SHARE * rest_s
+        most_s, whole_s = _DEADLINE_SHARE * rest_s, wait_s
         if wait_s > most_s:  # and that is as if all who wait had their turn first
             wait_s = self.drain.seconds_for(self._waiting.before(caller, tokens, self._ahead))
+        if _NEWCOMERS * whole_s > most_s:
+            owed_s = self.drain.seconds_for(self._waiting.owed(caller))
+            wait_s = max(wait_s, min(owed_s, _NEWCOMERS * whole_s))
         if wait_s > most_s or wait_s + self.drain.seconds_for(tokens) > rest_s:
             delay_s = max(wait_s, _SHORTEST_RETRY_S)
             own = "" if wait_s > most_s else f" and the request itself {self.drain.seconds_for(tokens):.1f} s"

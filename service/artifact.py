@@ -1,18 +1,23 @@
 """Artifact: the folder that `attencode export` writes, opened and verified.
 
-Every file is held against the digest in `artifact.json` before anything is loaded from it.
-May import: errors.
+Every file is held against the digest in `artifact.json` before anything is loaded from it. Digests show that it is as
+it was written, not that whoever wrote it meant well: so names, links, sizes, and what graphs refer to are checked too,
+and nothing is set aside because a number says so.
+May import: confined, graph_file, errors.
 """
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from service.confined import open_file, read_bounded, read_file
 from service.errors import ArtifactError
+from service.graph_file import FLOAT, INT64, MOST_BYTES, Expected, Port, check_graph
 
 FORMAT_VERSION = 4
 ARTIFACT_FILE = "artifact.json"
@@ -25,6 +30,11 @@ _CUDA_FILES = {CUDA_GRAPH, CUDA_POOLED_GRAPH, CUDA_WEIGHTS}  # all or none
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pooling_mask", "state_rows"}
 _NOT_DESCRIBED = ("folder", "digest", "optional_files", "marks", "digests")
 _MAY_BE_ZERO = ("type_vocab_size", "pad_token_id")
+_POOLINGS = {"cls", "mean", "max", "last", "sentence"}
+_MOST_DESCRIPTION_BYTES = 4 << 20  # a layer takes some 500 bytes, the rest is prompts
+_MOST_TOKENS = 1 << 20  # of one sequence; an export of a model without a limit writes less than a million
+_MOST_CHARS = 1000  # of a name, which logs and metrics repeat
+_NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +128,15 @@ def is_artifact(folder: Path) -> bool:
 
 
 def open_artifact(folder: Path) -> Artifact:
-    """Read an artifact and verify the digest of each of its files.
+    """Read an artifact and verify each of its files, whoever made it.
 
     Raises:
-        ArtifactError: The folder is no artifact, of another format, or not as it was written.
+        ArtifactError: The folder is no artifact, of another format, not as it was written, or not as any export writes.
     """
     artifact, files = _read_description(folder)
-    marks = _verify_files(folder, files)
+    sizes = {name: _size(folder, name) for name in _checked_names(folder, files)}
+    _check_sizes(artifact, sizes[WEIGHTS_FILE])
+    marks = _verify_files(artifact, files, sizes)
     return replace(artifact, marks=marks, digests={name: files[name]["sha256"] for name in marks})
 
 
@@ -139,15 +151,13 @@ def open_description(folder: Path) -> Artifact:
 
 def _read_description(folder: Path) -> tuple[Artifact, Any]:
     path = folder / ARTIFACT_FILE
+    if not path.exists():
+        raise ArtifactError(f"{folder} is no artifact: it has no {ARTIFACT_FILE}; make one with `attencode export`")
+    text = read_file(folder, ARTIFACT_FILE, _MOST_DESCRIPTION_BYTES)
     try:
-        text = path.read_bytes()
-        raw = json.loads(text)
-    except FileNotFoundError as error:
-        raise ArtifactError(
-            f"{folder} is no artifact: it has no {ARTIFACT_FILE}; make one with `attencode export`"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from error
+        raw = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}; export the model again") from error
     if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
         found = raw.get("format_version") if isinstance(raw, dict) else None
         raise ArtifactError(
@@ -166,21 +176,34 @@ def _read_description(folder: Path) -> tuple[Artifact, Any]:
     return artifact, files
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object, of which every reader must see the same."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _check_values(path: Path, artifact: Artifact) -> None:
     """Refuse a description whose values cannot be what an export writes."""
     texts = ("model_id", "family", "pooling")
     counts = [field.name for field in fields(Artifact) if field.type in (int, "int") and field.name not in _MAY_BE_ZERO]
     checks = {
-        **{name: isinstance(getattr(artifact, name), str) for name in texts},
+        **{name: _is_name(getattr(artifact, name)) for name in texts},
         **{name: _is_count(getattr(artifact, name), 1) for name in counts},
         **{name: _is_count(getattr(artifact, name), 0) for name in _MAY_BE_ZERO},
         **{name: isinstance(getattr(artifact, name), bool) for name in ("normalize", "pool_prompt")},
-        "revision": isinstance(artifact.revision, str | None),
-        "inputs": isinstance(artifact.inputs, tuple) and set(artifact.inputs) <= _INPUTS,
+        "max_tokens": _is_count(artifact.max_tokens, 1, _MOST_TOKENS),
+        "revision": artifact.revision is None or _is_name(artifact.revision),
+        "inputs": _are_among(artifact.inputs, _INPUTS),
         "attention_weights": _are_places(artifact.attention_weights, artifact.num_hidden_layers),
         "prompts": isinstance(artifact.prompts, dict)
-        and all(isinstance(text, str) for text in artifact.prompts.values()),
-        "poolings": isinstance(artifact.poolings, tuple) and artifact.pooling in artifact.poolings,
+        and all(_is_text(text) for pair in artifact.prompts.items() for text in pair),
+        "poolings": _are_among(artifact.poolings, _POOLINGS) and artifact.pooling in artifact.poolings,
     }
     wrong = [name for name, right in checks.items() if not right]
     if not wrong:  # GetModel tells all but one of them in 32 bits
@@ -193,22 +216,82 @@ def _check_values(path: Path, artifact: Artifact) -> None:
         raise ArtifactError(f"{path} has values that no export writes for {', '.join(wrong)}; export the model again")
 
 
+def _are_among(names: object, known: set[str]) -> bool:
+    return isinstance(names, tuple) and all(isinstance(name, str) for name in names) and set(names) <= known
+
+
 def _are_places(places: object, layers: object) -> bool:
-    """Tell whether each layer has weights with an offset and a shape."""
+    """Tell whether each layer has the same weights, each with an offset and a shape."""
     if not isinstance(places, tuple) or len(places) != layers or not all(isinstance(layer, dict) for layer in places):
         return False
     weights = [weight for layer in places for weight in layer.values()]
-    return all(
+    right = all(
         isinstance(weight, dict)
         and isinstance(weight.get("shape"), list)
         and all(_is_count(number, 1) for number in weight["shape"])
+        and len(weight["shape"]) in (1, 2)
         and _is_count(weight.get("offset"), 0)
+        and not weight["offset"] % _NUMBER_BYTES
         for weight in weights
     )
+    return right and all(_shapes(layer) == _shapes(places[0]) for layer in places)
 
 
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def _shapes(layer: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: weight["shape"] for name, weight in layer.items()}
+
+
+def _is_count(value: object, least: int, most: int = 2**63 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether a value is text that can be sent: JSON can write halves of characters."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _is_name(value: object) -> bool:
+    return _is_text(value) and isinstance(value, str) and len(value) <= _MOST_CHARS
+
+
+def _checked_names(folder: Path, files: Any) -> Iterable[str]:
+    """List the files that a description names, if they are those of an artifact."""
+    path = folder / ARTIFACT_FILE
+    if not isinstance(files, dict) or not files.keys() >= _FILES:
+        raise ArtifactError(f"{path} must name {', '.join(sorted(_FILES))}; export the model again")
+    if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
+        raise ArtifactError(f"{path} must name {', '.join(sorted(missing))} too; export the model again")
+    if unknown := files.keys() - _FILES - _CUDA_FILES:
+        raise ArtifactError(
+            f"{path} names {min(unknown)[:60]!r}, which is no file of an artifact; export the model again"
+        )
+    return list(files)
+
+
+def _size(folder: Path, name: str) -> int:
+    with open_file(folder, name) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
+    """Refuse numbers for which the weights are too small a file: what they would cost is not to be had for a word."""
+    widths = (artifact.hidden_size, artifact.num_attention_heads * artifact.head_dim)  # of a projection: in, out
+    most = weights_bytes // _NUMBER_BYTES
+    places = [place for layer in artifact.attention_weights for place in layer.values()]
+    checks = {
+        **{name: getattr(artifact, name) <= most for name in ("hidden_size", "vocab_size", "sentence_size")},
+        **{name: getattr(artifact, name) <= most for name in ("type_vocab_size", "num_attention_heads", "head_dim")},
+        "attention_weights": all(
+            (tuple(place["shape"]) == widths or (len(place["shape"]) == 1 and place["shape"][0] in widths))
+            and place["offset"] + math.prod(place["shape"]) * _NUMBER_BYTES <= weights_bytes
+            for place in places
+        ),
+    }
+    if wrong := [name for name, right in checks.items() if not right]:
+        raise ArtifactError(
+            f"{artifact.folder / ARTIFACT_FILE} has values for {', '.join(wrong)} that do not fit the {weights_bytes} "
+            f"bytes of {WEIGHTS_FILE}; export the model again"
+        )
 
 
 def mark_of(stat: os.stat_result) -> tuple[int, ...]:
@@ -216,25 +299,46 @@ def mark_of(stat: os.stat_result) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def _verify_files(folder: Path, files: Any) -> dict[str, tuple[int, ...]]:
-    """Hold each file against its recorded digest; gives their marks."""
+def _verify_files(artifact: Artifact, files: Any, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Hold each file against its recorded size and digest, and each graph against the rest; gives their marks."""
+    folder = artifact.folder
     marks: dict[str, tuple[int, ...]] = {}
-    if not isinstance(files, dict) or not files.keys() >= _FILES:
-        raise ArtifactError(f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(_FILES))}; export the model again")
-    if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
-        raise ArtifactError(
-            f"{folder / ARTIFACT_FILE} must name {', '.join(sorted(missing))} too; export the model again"
-        )
+    graphs = _graphs(artifact, sizes)
     for name, expected in files.items():
-        path = folder / name
-        if Path(name).name != name:
-            raise ArtifactError(f"{folder / ARTIFACT_FILE} names {name!r}, which is not a file of this folder")
-        try:
-            with path.open("rb") as file:
-                marks[name] = mark_of(os.fstat(file.fileno()))
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror}; export the model again") from error
-        if not isinstance(expected, dict) or digest != expected.get("sha256"):
-            raise ArtifactError(f"{path} was changed or damaged after the export; export the model again")
+        if not isinstance(expected, dict) or sizes[name] != expected.get("bytes"):
+            raise ArtifactError(f"{folder / name} was changed or damaged after the export; export the model again")
+        with open_file(folder, name) as file:
+            marks[name] = mark_of(os.fstat(file.fileno()))
+            content = read_bounded(file, folder / name, MOST_BYTES) if name in graphs else None
+            whole = hashlib.sha256(content) if content is not None else hashlib.file_digest(file, "sha256")  # type: ignore[arg-type] # a BinaryIO will do
+        digest = whole.hexdigest()
+        if digest != expected.get("sha256"):
+            raise ArtifactError(f"{folder / name} was changed or damaged after the export; export the model again")
+        if content is not None:
+            check_graph(folder / name, content, graphs[name])
     return marks
+
+
+def _graphs(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, Expected]:
+    """Say what inputs and outputs the artifact's graphs have: `EncoderGraph` and `AttentionGraph` of `model.graphs`."""
+    hidden, heads = artifact.hidden_size, artifact.num_attention_heads
+    inputs = {name: Port(INT64, (None,) if name == "state_rows" else (None, None)) for name in artifact.inputs}
+    pooled = {f"pooled_{name}": Port(FLOAT, (None, artifact.pooled_size(name))) for name in artifact.poolings}
+    last = {"last_hidden_state": Port(FLOAT, (None, None, hidden))}
+    states = {"hidden_states": Port(FLOAT, (artifact.num_hidden_layers + 1, None, None, hidden))}
+    looked = {"hidden_state": last["last_hidden_state"], "attention_mask": Port(INT64, (None, None))}
+    weights = {name: Port(FLOAT, tuple(place["shape"])) for name, place in artifact.attention_weights[0].items()}
+    vectors = Port(FLOAT, (None, heads, None, artifact.head_dim))
+    seen = {"attention": Port(FLOAT, (None, heads, None, None)), "query_vectors": vectors, "key_vectors": vectors}
+    plain = (WEIGHTS_FILE, sizes[WEIGHTS_FILE])
+    graphs = {
+        "encode.onnx": Expected(inputs, {**last, **pooled, **states}, *plain),
+        "attention.onnx": Expected({**looked, **weights}, seen, *plain),
+    }
+    if CUDA_WEIGHTS in sizes:
+        own = f"pooled_{artifact.pooling}"
+        without = {name: port for name, port in inputs.items() if name != "state_rows"}
+        fused = (CUDA_WEIGHTS, sizes[CUDA_WEIGHTS])
+        graphs[CUDA_GRAPH] = Expected(without, {**last, **pooled}, *fused)
+        graphs[CUDA_POOLED_GRAPH] = Expected(without, {**last, own: pooled[own]}, *fused)
+    return graphs

@@ -231,6 +231,16 @@ class WaitingList:
             for name, waiting in self._tokens_of.items()
         )
 
+    def owed(self, caller: Caller) -> float:
+        """Give the tokens that run before a caller's next ones if others come anew as fast as they are served.
+
+        It waits until all have had what it has had and has waiting.
+        """
+        turn = self._turn.get(caller.name)
+        paid = turn[0] if turn else self._gone.get(caller.name, (0, 0.0))[1]
+        own = self._tokens_of.get(caller.name, 0) / caller.weight
+        return (max(paid - self._paid, 0.0) + own) * self.weight
+
     def near(self, anchor: Waiting, reach: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Give (length, number) of those nearest to one: shorter ones, and longer ones; the nearest last."""
         place = bisect_left(self._by_length, (anchor.length, anchor.number))

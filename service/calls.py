@@ -103,7 +103,11 @@ def bare(error: AttencodeError) -> AttencodeError:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> None:
-    """End a call with an error's status, message and, where trying again helps, its delay."""
+    """End a call with an error's status, message and, where trying again helps, its delay.
+
+    Raises:
+        asyncio.CancelledError: The call is over already, by its deadline or its caller.
+    """
     trailing: tuple[tuple[str, str | bytes], ...] = ()
     if isinstance(error, QueueFull):
         delay = Duration()
@@ -117,4 +121,7 @@ async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> Non
         )
     elif isinstance(error, AnswerTooLarge) and error.fits_stream:
         trailing = (("attencode-fits-stream", "1"),)
-    await context.abort(error.status, caller_message(error), trailing)
+    try:
+        await context.abort(error.status, caller_message(error), trailing)
+    except grpc.aio.InternalError as over:  # it would log each as a fault of ours, with a traceback
+        raise asyncio.CancelledError from over

@@ -1,4 +1,4 @@
-"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info | health.
+"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | view | info | health | keys.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
 2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
@@ -16,8 +16,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from service import cli_attend, cli_health, cli_view
-from service.cli_client import add_tls_arguments, open_client
+from service import cli_attend, cli_health, cli_keys, cli_view
+from service.cli_client import add_connection_arguments, open_client
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
@@ -124,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
 
     cli_health.add(commands, _DEFAULT_ADDRESS, _seconds)
+    cli_keys.add(commands)
 
     for command in (encode, attend, view, info):
         _add_server_arguments(command)
@@ -142,7 +143,7 @@ def _add_server_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object")
     which = "name of a served model; the first if unset"
     command.add_argument("--model", type=utf8, default="", metavar="NAME", help=which)
-    add_tls_arguments(command)
+    add_connection_arguments(command)
 
 
 # ---------------------------------------------------------------- serve and export
@@ -159,11 +160,14 @@ def _serve(words: list[str]) -> int:
     from service.ending import end_now, end_when_lost, show_crashes  # noqa: PLC0415
 
     show_crashes()
+    from service.keys import read_keys  # noqa: PLC0415
     from service.server import serve  # noqa: PLC0415
     from service.tls import Certificates  # noqa: PLC0415
 
     if config.tls_cert:  # before a model is exported
         Certificates(config.tls_cert, config.tls_key, config.tls_client_ca).check()
+    if config.api_keys:
+        read_keys(config.api_keys)
     artifacts = open_models(config)
     run = _event_loop_runner()
     if config.ray:

@@ -8,7 +8,7 @@ import argparse
 import sys
 from typing import Any
 
-from service.cli_client import add_tls_arguments, tls_of
+from service.cli_client import add_connection_arguments, api_key_of, tls_of
 from service.errors import InvalidRequest
 
 _TIMEOUT_S = 3.0
@@ -31,7 +31,7 @@ def add(commands: Any, default_address: str, seconds: Any) -> None:
         help="what to ask after: liveness, attencode.v1.Encoder, attencode.v1.Encoder/MODEL; the whole server if unset",
     )
     health.add_argument("--timeout", type=seconds, default=_TIMEOUT_S, metavar="SECONDS", help="deadline, 3 if unset")
-    add_tls_arguments(health)
+    add_connection_arguments(health)
     health.set_defaults(run=run)
 
 
@@ -40,18 +40,21 @@ def run(parsed: argparse.Namespace) -> int:
     import grpc  # noqa: PLC0415 - slow to import, as is the next
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
 
-    from service.credentials import channel  # noqa: PLC0415
+    from service.credentials import authorization, channel  # noqa: PLC0415
     from service.statuses import Callee  # noqa: PLC0415
 
     if not parsed.address:
         raise InvalidRequest("the server's address is empty; give host and port, for instance 127.0.0.1:50051")
     wanted = channel(tls_of(parsed))
-    callee = Callee(parsed.address, parsed.timeout, wanted.credentials is not None, wanted.shows_certificate)
+    encrypted = wanted.credentials is not None
+    callee = Callee(parsed.address, parsed.timeout, encrypted, wanted.shows_certificate)
+    metadata = authorization(api_key_of(parsed), parsed.address, encrypted=encrypted)
     # A proxy of the environment is for the world outside, not for the port beside us.
     with wanted.open(grpc, parsed.address, (("grpc.enable_http_proxy", 0),)) as opened:
         stub: Any = health_pb2_grpc.HealthStub(opened)
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=parsed.service), timeout=parsed.timeout)
+            asked_for = health_pb2.HealthCheckRequest(service=parsed.service)
+            answer = stub.Check(asked_for, timeout=parsed.timeout, metadata=metadata)
         except grpc.RpcError as error:
             unavailable = error.code() == grpc.StatusCode.UNAVAILABLE
             details = str(callee.error(error)) if unavailable else error.details() or ""

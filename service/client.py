@@ -19,7 +19,7 @@ from service import codec
 from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
-from service.credentials import Tls, channel
+from service.credentials import Tls, authorization, channel
 from service.errors import AnswerTooLarge, AttencodeError, InvalidRequest
 from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
@@ -60,7 +60,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 class Client:
     """A blocking client of one server; also a context manager.
 
-    Every method raises the server's own errors: `InvalidRequest`, `QueueFull`, `DeadlineExceeded`,
+    Every method raises the server's own errors: `InvalidRequest`, `QueueFull`, `DeadlineExceeded`, `Unauthenticated`,
     `Unavailable`, `InternalFault`, or `RemoteError` for any other status.
     """
 
@@ -71,6 +71,7 @@ class Client:
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         wait_for_ready: bool = False,
         tls: Tls | bool = False,
+        api_key: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
@@ -83,6 +84,7 @@ class Client:
                 started anew; else such a call fails at once.
             tls: True for a server with a certificate of a public CA, or a `Tls` with the files of the CA and of the
                 client's own certificate; False for plaintext.
+            api_key: Shown with every call, where the server wants one.
             credentials: gRPC's own, instead of `tls`.
             options: gRPC channel options beside the client's own.
 
@@ -93,8 +95,10 @@ class Client:
         self._channel: Any = wanted.open(grpc, address, every)
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
-        self._wait_for_ready = wait_for_ready
-        self._callee = Callee(address, timeout_s, wanted.credentials is not None, wanted.shows_certificate)
+        encrypted = wanted.credentials is not None
+        self._callee = Callee(address, timeout_s, encrypted, wanted.shows_certificate)
+        shown = authorization(api_key, address, encrypted=encrypted)
+        self._options = _call_options(shown, wait_for_ready=wait_for_ready)
         self._closed = False
 
     def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
@@ -135,7 +139,7 @@ class Client:
             while True:
                 joiner = Joiner()
                 self._check_open()
-                call = self._stub.EncodeStream(items.messages(), **_options(left_s(), self._wait_for_ready))
+                call = self._stub.EncodeStream(items.messages(), **self._options(left_s()))
                 try:
                     for message in call:
                         answer = _stream_answer(message, joiner, items, self._callee)
@@ -187,7 +191,7 @@ class Client:
     def _call(self, method: Any, message: Any) -> Any:
         self._check_open()
         try:
-            return method(message, **_options(self._timeout_s, self._wait_for_ready))
+            return method(message, **self._options(self._timeout_s))
         except grpc.RpcError as error:
             raise self._callee.error(error) from error
 
@@ -206,6 +210,7 @@ class AsyncClient:
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         wait_for_ready: bool = False,
         tls: Tls | bool = False,
+        api_key: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         options: SequenceOf[tuple[str, Any]] = (),
     ) -> None:
@@ -214,8 +219,10 @@ class AsyncClient:
         self._channel: Any = wanted.open(grpc.aio, address, every)
         self._stub: Any = EncoderStub(self._channel)
         self._timeout_s = timeout_s
-        self._wait_for_ready = wait_for_ready
-        self._callee = Callee(address, timeout_s, wanted.credentials is not None, wanted.shows_certificate)
+        encrypted = wanted.credentials is not None
+        self._callee = Callee(address, timeout_s, encrypted, wanted.shows_certificate)
+        shown = authorization(api_key, address, encrypted=encrypted)
+        self._options = _call_options(shown, wait_for_ready=wait_for_ready)
         self._closed = False
 
     async def encode(self, inputs: InputLike | Iterable[InputLike], **options: Any) -> EncodeResult:
@@ -252,7 +259,7 @@ class AsyncClient:
             while True:
                 joiner = Joiner()
                 self._check_open()
-                call = self._stub.EncodeStream(items.amessages(), **_options(left_s(), self._wait_for_ready))
+                call = self._stub.EncodeStream(items.amessages(), **self._options(left_s()))
                 try:
                     async for message in call:
                         answer = _stream_answer(message, joiner, items, self._callee)
@@ -305,7 +312,7 @@ class AsyncClient:
     async def _call(self, method: Any, message: Any) -> Any:
         self._check_open()
         try:
-            return await method(message, **_options(self._timeout_s, self._wait_for_ready))
+            return await method(message, **self._options(self._timeout_s))
         except grpc.RpcError as error:
             raise self._callee.error(error) from error
 
@@ -331,9 +338,16 @@ def _channel_options(
     return [*CHANNEL_OPTIONS, *options]
 
 
-def _options(timeout_s: float | None, wait_for_ready: bool) -> dict[str, Any]:  # noqa: FBT001
-    """Give the options of a call that begins now, its caller's span among them."""
-    return {"timeout": timeout_s, "wait_for_ready": wait_for_ready, "metadata": outgoing_metadata()}
+def _call_options(
+    shown: tuple[tuple[str, str], ...], *, wait_for_ready: bool
+) -> Callable[[float | None], dict[str, Any]]:
+    """Give what makes the options of a call from its deadline: in a function, so that no `repr` shows a key."""
+
+    def options(timeout_s: float | None) -> dict[str, Any]:
+        metadata = (*(outgoing_metadata() or ()), *shown)  # the span of the caller as it is when the call begins
+        return {"timeout": timeout_s, "wait_for_ready": wait_for_ready, "metadata": metadata or None}
+
+    return options
 
 
 def _left(timeout_s: float | None) -> Callable[[], float | None]:

@@ -34,6 +34,7 @@ Share = Annotated[float, Field(ge=0, le=64)]
 _RAY_ALONE = {"address", "replicas", "replica_cpus", "replica_gpus", "replica_batches", "batch_attempts"} | {
     "batch_timeout_s"
 }
+_CLIENTS_KEY = "ATTENCODE_API_KEY"  # of the commands that call a server
 _SERVICE_LINKS = ("ATTENCODE_SERVICE_", "ATTENCODE_PORT_")  # for a Service called attencode
 
 
@@ -77,6 +78,9 @@ class ServiceConfig(BaseSettings):
     )
     tls_key: str = Field("", description="PEM file of the certificate's private key, without a password")
     tls_client_ca: str = Field("", description="PEM file of the CA of which clients must show a certificate")
+    api_keys: str = Field(
+        "", description="TOML file of hashed API keys, of which each call must show one; read anew when it changes"
+    )
     reflection: bool = Field(default=True, description="Answer gRPC server reflection")
 
     provider: Literal["auto", "cuda", "openvino", "cpu"] = Field("auto", description="Execution provider")
@@ -114,6 +118,16 @@ class ServiceConfig(BaseSettings):
     )
     max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
+    max_connections: Count = Field(1024, description="Connections at one time; further ones are closed at once")
+    max_connection_requests: Count = Field(
+        1024, description="Unanswered requests of one connection, those of its streams included"
+    )
+    max_connection_streams: Count = Field(64, description="Open EncodeStream calls of one connection")
+    max_connection_idle_s: Patience = Field(600.0, description="When a connection without any call is closed")
+    handshake_timeout_s: Patience = Field(20.0, description="How long a new connection may take to say what it is")
+    keepalive_time_s: Patience = Field(
+        60.0, description="After how long a silence a connection must give a sign of life, within 20 s, or is closed"
+    )
     pad_to_multiple_of: Count = Field(1, description="Padded lengths are multiples of this")
     stuck_after_s: Patience = Field(
         60.0, description="When a batch that does not end is given up, and with it the process, or on Ray the replica"
@@ -161,7 +175,7 @@ class ServiceConfig(BaseSettings):
             flags = ", ".join(sorted("--" + name.replace("_", "-") for name in given))
             raise ValueError(f"{flags} goes with --ray; add it, or leave {flags} out")
         read_replicas(self.replicas)
-        self._check_tls()
+        self._check_files()
         if self.tracing:
             _check_exporter()
         if self.replica_gpus != "auto" and self.replica_gpus > 1 and self.replica_gpus % 1:
@@ -169,11 +183,12 @@ class ServiceConfig(BaseSettings):
         self.cache_dir = self.cache_dir.expanduser()
         return self
 
-    def _check_tls(self) -> None:
-        for name in ("tls_cert", "tls_key", "tls_client_ca"):  # an empty one would turn TLS off without a word
+    def _check_files(self) -> None:
+        kinds = {"tls_cert": "PEM", "tls_key": "PEM", "tls_client_ca": "PEM", "api_keys": "TOML"}
+        for name, kind in kinds.items():  # an empty one would turn TLS, or keys, off without a word
             if name in self.model_fields_set and not getattr(self, name):
                 flag = f"--{name.replace('_', '-')} (or ATTENCODE_{name.upper()})"
-                raise ValueError(f"{flag} is empty; name a PEM file, or leave the setting out")
+                raise ValueError(f"{flag} is empty; name a {kind} file, or leave the setting out")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("--tls-cert and --tls-key go together; give both, or neither for plaintext")
         if self.tls_client_ca and not self.tls_cert:
@@ -261,7 +276,7 @@ def parse_config(arguments: Sequence[str]) -> ServiceConfig:
 def _refuse_unknown_variables() -> None:
     """Refuse a misspelt ATTENCODE_* variable; those that Kubernetes makes for a Service are let pass."""
     prefix = "ATTENCODE_"
-    known = {prefix + name.upper() for name in ServiceConfig.model_fields}
+    known = {prefix + name.upper() for name in ServiceConfig.model_fields} | {_CLIENTS_KEY}
     for name in os.environ:
         if name.startswith(prefix) and name not in known and not name.startswith(_SERVICE_LINKS):
             raise ConfigError(f"the environment variable {name} is no setting; `attencode serve --help` lists them")

@@ -1,8 +1,12 @@
 """Credentials: whom a client trusts, and what it shows of itself. May import: pem, values, errors, grpc."""
 
+import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any
 
 import grpc
@@ -10,6 +14,10 @@ import grpc
 from service import pem
 from service.errors import InvalidRequest
 from service.values import shown
+
+_LOG = logging.getLogger(__name__)
+_KEY = re.compile(r"[!-~]+")
+_SCHEME = re.compile(r"^(?:dns|ipv4|ipv6|passthrough):(?://[^/]*/)?")
 
 PathLike = str | os.PathLike[str]
 
@@ -83,3 +91,50 @@ def channel(tls: Tls | bool, credentials: grpc.ChannelCredentials | None = None)
     made = grpc.ssl_channel_credentials(roots, pair and pair.key, pair and pair.cert)
     name = (("grpc.ssl_target_name_override", wanted.server_name),) if wanted.server_name else ()
     return Channel(made, name, pair is not None)
+
+
+def authorization(api_key: str | None, address: str, *, encrypted: bool) -> tuple[tuple[str, str], ...]:
+    """Give the metadata by which calls show an API key; none without one.
+
+    Args:
+        api_key: The key; in no message, whatever is wrong with it.
+        address: Of the server.
+        encrypted: Whether nobody on the way there can read it.
+
+    Raises:
+        InvalidRequest: It is no key.
+    """
+    if api_key is None:
+        return ()
+    if not isinstance(api_key, str):
+        raise InvalidRequest(f"api_key must be a text, got one of type {type(api_key).__name__}")
+    if not api_key:
+        raise InvalidRequest("the API key is empty; give one, or none: leave api_key out, or ATTENCODE_API_KEY unset")
+    if not _KEY.fullmatch(api_key):
+        raise InvalidRequest(
+            "the API key holds what no key does, a blank, a line's end or something outside ASCII; give it as "
+            "`attencode keys new` printed it"
+        )
+    if not encrypted and not _is_near(address):
+        _warn_of_plaintext(address)
+    return (("authorization", f"Bearer {api_key}"),)
+
+
+def _is_near(address: str) -> bool:
+    """Tell whether an address is plainly on this machine; no name is looked up."""
+    if address.startswith("unix"):
+        return True
+    place = _SCHEME.sub("", address)
+    host = place[1 : place.find("]")] if place.startswith("[") else place.rpartition(":")[0] or place
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=256)  # once for each address
+def _warn_of_plaintext(address: str) -> None:
+    _LOG.warning(
+        "NO TLS to %s: whoever is on the way there reads the API key; use tls=, or --tls, unless a mesh encrypts",
+        address,
+    )

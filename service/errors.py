@@ -5,6 +5,7 @@
     │   └── AnswerTooLarge                      for its way, and whether a stream takes it
     ├── QueueFull          RESOURCE_EXHAUSTED   carries when to try again
     │   └── Stalled                             nobody reads a stream's answers; it may be begun anew
+    ├── Unauthenticated    UNAUTHENTICATED      no API key, or none that is known
     ├── DeadlineExceeded   DEADLINE_EXCEEDED    the caller's deadline passed
     ├── Unavailable        UNAVAILABLE          starting, draining, or no replica
     │   ├── Outdated                            the model was replaced; the servicer begins anew
@@ -84,6 +85,13 @@ class Stalled(QueueFull):
             "and begin a new stream with what is unanswered",
             retry_delay_s=0.1,
         )
+
+
+class Unauthenticated(AttencodeError):
+    """Report a call that does not show an API key which the server knows."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+    reason = "unauthenticated"
 
 
 class DeadlineExceeded(AttencodeError):

@@ -15,12 +15,16 @@ Metric = TypeVar("Metric", Counter, Gauge, Histogram, Info)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-_CODES = ("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+_CODES = (
+    *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"),
+    "UNAVAILABLE",
+)
 FAULTS = ("memory", "device", "stuck", "error", "not_finite")
 TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
 REASONS = (
     *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
-    *("streams", "unsent_answers"),
+    *("streams", "unsent_answers", "unauthenticated", "key_rate", "key_concurrency", "connection_requests"),
+    "connection_streams",
 )
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")
@@ -51,6 +55,10 @@ LOOP_CPU_SECONDS = Counter(
 )
 MEMORY_BYTES = Gauge("attencode_memory_bytes", "Memory of this container that the kernel cannot take back.")
 MEMORY_LIMIT_BYTES = Gauge("attencode_memory_limit_bytes", "Where the kernel ends this container.")
+CERTIFICATE_END_SECONDS = Gauge(
+    "attencode_tls_certificate_expiry_timestamp_seconds",
+    "When the certificate that new connections are shown ends, in seconds since 1970; 0 without TLS.",
+)
 TOKENIZE_SECONDS = Histogram(
     "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
 )
@@ -134,6 +142,11 @@ def watch_memory(used: Callable[[], float], limit: Callable[[], float]) -> None:
     """Read the memory's figures whenever somebody asks for metrics."""
     MEMORY_BYTES.set_function(used)
     MEMORY_LIMIT_BYTES.set_function(limit)
+
+
+def watch_certificate(end: Callable[[], float]) -> None:
+    """Read a certificate's end, in seconds since 1970, whenever somebody asks for metrics."""
+    CERTIFICATE_END_SECONDS.set_function(end)
 
 
 def watch_unsent(held: Callable[[], int], limit: int) -> None:

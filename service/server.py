@@ -16,14 +16,16 @@ import time
 import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from service import metrics
+from service import metrics, reflection
+from service.access import Access, ConnectionLimits
 from service.admission import WorkLimits
 from service.backend import Backend
 from service.config import ServiceConfig
 from service.encoding import RequestLimits
 from service.errors import ClusterLost, ConfigError, Lost
+from service.keyring import KeyRing
 from service.logs import line
 from service.memory import Memory
 from service.scrape import Scrape
@@ -32,6 +34,7 @@ from service.servicer import SERVICE_NAME, EncoderServicer
 from service.supervision import keep, watch_loop, watch_threads
 from service.tls import Certificates
 from service.tracing import Tracing, otlp_tracing
+from service.transport import probe_options, server_options
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,14 +45,6 @@ LIVENESS = "liveness"
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a second server on the same port is an error, not a riddle
-    # Of calls that are begun and reset by the thousand gRPC would cancel others' at random, from a thousand on that the
-    # event loop has not come to yet (measured: 11 of 2,000). A connection has so many, and all together some more.
-    ("grpc.max_concurrent_streams", 1024),
-    ("grpc.server.max_pending_requests", 8192),
-    ("grpc.server.max_pending_requests_hard_limit", 16_384),
-)
 _LINGER_S = 0.2
 _PULSE_S = 0.1
 _LOST_GRACE_S = 5.0  # for accepted requests to end where the models are gone for good
@@ -83,8 +78,11 @@ class Server:
             config.max_stream_requests,
             config.stalled_after_s,
         )
+        self._keys = KeyRing(config.api_keys) if config.api_keys else None
+        connection = ConnectionLimits(config.max_connection_requests, config.max_connection_streams)
+        self._access = Access(connection, self._keys)
         work = WorkLimits(config.max_pending_requests, config.max_pending_bytes, config.max_streams)
-        self._servicer = EncoderServicer(self._models, limits, work, self._tracing)
+        self._servicer = EncoderServicer(self._models, limits, work, self._access, self._tracing)
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -102,8 +100,10 @@ class Server:
         """Bind the ports, bring the models up, and begin to serve.
 
         Raises:
-            StartupError: A port is taken, a certificate cannot be used, or a model cannot be loaded.
+            StartupError: A port is taken, a certificate or the API keys cannot be used, or a model cannot be loaded.
         """
+        if self._keys is not None:
+            self._keys.load()
         self._server = self._bind()
         self._health_server = self._bind_health()
         self._start_metrics()
@@ -172,6 +172,8 @@ class Server:
         parts = [f"attencode serves {names} at {self._config.host}:{self.port}, {self._backend.summary()}"]
         if self._certificates is not None:
             parts.append("mutual TLS" if self._certificates.mutual else "TLS")
+        if self._keys is not None:
+            parts.append("API keys")
         if self.health_port is not None:
             parts.append(f"health on port {self.health_port}")
         if self.metrics_port is not None:
@@ -183,24 +185,21 @@ class Server:
 
     def _bind(self) -> grpc.aio.Server:
         config = self._config
-        options = (
-            *_OPTIONS,
-            ("grpc.max_receive_message_length", config.max_request_bytes),
-            ("grpc.max_send_message_length", -1),  # the servicer bounds its answers, with a better message
-        )
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=server_options(config))
         server.add_generic_rpc_handlers((self._servicer.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if config.reflection:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+            guarded = reflection.GuardedReflection(names, self._access)
+            reflection_pb2_grpc.add_ServerReflectionServicer_to_server(guarded, server)
         credentials = None if self._certificates is None else self._certificates.credentials()
         self.port = _listen(server, config.host, config.port, credentials)
         if credentials is None and not _is_loopback(config.host):
+            read = "what clients send, and anyone may call" if self._keys is None else "API KEYS and what clients send"
             _LOG.warning(
-                "NO TLS on %s:%d: whoever is on the way reads what clients send, and anyone may call; give --tls-cert "
-                "and --tls-key, unless a mesh or a gateway in front of this port encrypts",
-                *(config.host, self.port),
+                "NO TLS on %s:%d: whoever is on the way reads %s; give --tls-cert and --tls-key, unless a mesh or a "
+                "gateway in front of this port encrypts",
+                *(config.host, self.port, read),
             )
         return server
 
@@ -209,7 +208,7 @@ class Server:
         config = self._config
         if config.health_port == "none":
             return None
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=probe_options(config))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self.health_port = _listen(server, config.host, config.health_port, None)
         return server

@@ -1,8 +1,8 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), admission, callers, calls, codec, chunks, encoding, intake, served, stream, metrics,
-tracing, request, errors, grpc.
+May import: pb (through codec), access, admission, callers, calls, codec, chunks, encoding, intake, served, stream,
+metrics, tracing, request, errors, grpc.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from service import codec, metrics
+from service.access import Access, Session
 from service.admission import Door, WorkLimits
 from service.callers import Caller
 from service.calls import abort, bare, check_metadata, counted, deadline_s, turned_away, veiled
@@ -52,9 +53,12 @@ Answer = TypeVar("Answer")
 class EncoderServicer:
     """Answers the contract's methods for the served models."""
 
-    def __init__(self, models: Models, limits: RequestLimits, work: WorkLimits, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, models: Models, limits: RequestLimits, work: WorkLimits, access: Access, tracing: Tracing | None = None
+    ) -> None:
         """Store the parts; without `tracing` no request has a span."""
         self._models = models
+        self._access = access
         self._tracing = tracing
         self._limits = limits
         self._intake = Intake(Door(work), limits.max_request_bytes, limits.max_deadline_s)
@@ -76,19 +80,19 @@ class EncoderServicer:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def _unary(
-        self, method: str, answer: Callable[[bytes, Context, Place], Awaitable[bytes]]
+        self, method: str, answer: Callable[[bytes, Context, Caller, Place], Awaitable[bytes]]
     ) -> Callable[[object, Context], Awaitable[bytes]]:
         """Wrap a method: let it in, time it, count it, and turn its errors into statuses."""
 
-        async def answered(context: Context) -> bytes:
+        async def answered(context: Context, caller: Caller) -> bytes:
             check_metadata(context)
             with self._intake.request() as place:
-                return await answer(await place.receive(context), context, place)
+                return await answer(await place.receive(context), context, caller, place)
 
         async def handle(_messages: object, context: Context) -> bytes:
             try:
-                with self._span(method, context):
-                    return await counted(method, context, answered(context))
+                with self._access.session(method, context) as caller, self._span(method, context):
+                    return await counted(method, context, answered(context, caller))
             except AttencodeError as error:
                 refusal = bare(error)
             await abort(context, refusal)
@@ -96,7 +100,7 @@ class EncoderServicer:
 
         return handle
 
-    async def _encode(self, data: bytes, context: Context, place: Place) -> bytes:
+    async def _encode(self, data: bytes, context: Context, caller: Caller, place: Place) -> bytes:
         started = time.monotonic()
         request = self._read(codec.parse(pb.EncodeRequest, data))
         del data
@@ -107,10 +111,10 @@ class EncoderServicer:
         def finish(result: EncodeResult) -> bytes:
             return self._serialize(codec.encode_encode_result(result), fits_stream=True)
 
-        call = Call(request, _caller(context), place, share, most, deadline_s(context), started)
+        call = Call(request, caller, place, share, most, deadline_s(context), started)
         return await self._encoding.encode(call, finish)
 
-    async def _tokenize(self, data: bytes, context: Context, place: Place) -> bytes:
+    async def _tokenize(self, data: bytes, context: Context, _caller: Caller, place: Place) -> bytes:
         asked = codec.parse(pb.TokenizeRequest, data)
         self._encoding.check_inputs(len(asked.inputs))
         request = codec.decode_tokenize_request(asked)
@@ -123,7 +127,7 @@ class EncoderServicer:
         await share.take(size)
         return bytes(message.SerializeToString())
 
-    async def _get_model(self, data: bytes, _context: Context, _place: Place) -> bytes:
+    async def _get_model(self, data: bytes, _context: Context, _caller: Caller, _place: Place) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
         info = self._models.find(request.model).info(self._models.names)
         return self._serialize(codec.encode_model_info(info))
@@ -134,17 +138,26 @@ class EncoderServicer:
     async def _encode_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Let a stream in, and answer it."""
         try:
+            session = self._access.session("EncodeStream", context)
+            with session.stream():
+                await self._stream_of(session, requests, context)
+        except AttencodeError as error:
+            await abort(context, bare(error))
+
+    async def _stream_of(self, session: Session, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Let a stream of somebody who may call in, and answer it."""
+        try:
             check_metadata(context)
             self._intake.door.open_stream()
         except AttencodeError as error:
             turned_away("EncodeStream", error)
-            await abort(context, error)
+            raise
         try:
-            await self._answer_stream(requests, context)
+            await self._answer_stream(requests, context, session)
         finally:
             self._intake.door.close_stream()
 
-    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _answer_stream(self, requests: AsyncIterator[bytes], context: Context, session: Session) -> None:
         """Answer a stream's items in order; an item's error is its own answer.
 
         Each write is awaited until gRPC has passed it on, so that the reader's pace is the stream's. Where nobody
@@ -156,9 +169,10 @@ class EncoderServicer:
         async def answer(data: bytes) -> tuple[Share, StreamAnswer]:
             share = Share(budget, self._unsent)
             shares.add(share)
-            return share, await self._stream_item(data, context, share)
+            return share, await self._stream_item(data, context, session, share)
 
         most, stopping = self._limits.max_stream_requests, self._models.stopping
+        most = min(most, session.most_requests or most)  # of a key: held back, where it would else be refused
         metrics.record_stream(1)
         try:
             stuck = await self._send(in_order(requests, answer, most=most, stopping=stopping), context, shares)
@@ -203,7 +217,7 @@ class EncoderServicer:
                 shares.discard(share)
         return None
 
-    async def _stream_item(self, data: bytes, context: Context, share: Share) -> StreamAnswer:
+    async def _stream_item(self, data: bytes, context: Context, session: Session, share: Share) -> StreamAnswer:
         """Answer one item of a stream."""
         number = 0
 
@@ -215,20 +229,20 @@ class EncoderServicer:
             self._check_size(len(answer.head))
             return answer
 
-        async def answered() -> StreamAnswer:
+        async def answered(caller: Caller) -> StreamAnswer:
             started = time.monotonic()
             with self._intake.request() as place:
                 request = self._read(message.request)
                 place.hold(data, copies=3)
-                call = Call(request, _caller(context), place, share, most, deadline_s(context), started)
+                call = Call(request, caller, place, share, most, deadline_s(context), started)
                 return await self._encoding.encode(call, finish)
 
         most = self._limits.max_answer_bytes
         try:
             message = _parsed_item(data)
             number = message.id
-            with self._span("EncodeStream", context, item=number):
-                return await counted("EncodeStream", context, answered())
+            with session as caller, self._span("EncodeStream", context, item=number):
+                return await counted("EncodeStream", context, answered(caller))
         except AttencodeError as error:
             share.give_back()
             told = pb.EncodeStreamResponse(id=number, error=codec.encode_error(error))
@@ -268,8 +282,3 @@ def _parsed_item(data: bytes) -> pb.EncodeStreamRequest:
     except InvalidRequest as error:
         turned_away("EncodeStream", error)
         raise
-
-
-def _caller(context: Context) -> Caller:
-    """Tell whose call it is."""
-    return Caller(context.peer())

@@ -16,6 +16,7 @@ from service.errors import (
     InternalFault,
     InvalidRequest,
     QueueFull,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -87,6 +88,10 @@ class Callee:
         """Give the error that stands for a status, of a call or of one item of a stream."""
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED and 0 < retry_delay_s < math.inf:
             return QueueFull(message, retry_delay_s)
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            return Unauthenticated(
+                f"{message} (with this client: api_key=KEY, or for a command ATTENCODE_API_KEY or --api-key-file FILE)"
+            )
         if code == grpc.StatusCode.INTERNAL:
             return InternalFault(message)
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and self.timeout_s is not None:

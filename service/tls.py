@@ -1,7 +1,7 @@
 """Tls: the certificate that a server shows, from files that may be replaced while it serves.
 
 Every new connection looks at the files; those that are there keep what they were opened with. Keys are in no log line
-and no error. May import: pem, errors, grpc.
+and no error. May import: metrics, pem, errors, grpc.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from service import pem
+from service import metrics, pem
 from service.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Certificates:
         self._lock = threading.Lock()  # connections come on threads of gRPC's own
         self._seen: tuple[bytes, ...] = ()
         self._current: _Shown | None = None
+        self._told = True  # whether gRPC has what is current
 
     @property
     def mutual(self) -> bool:
@@ -69,26 +70,40 @@ class Certificates:
         self._seen = self._contents()
         self._current = self._read()
         self._warn_if_expired(self._current)
+        metrics.watch_certificate(self._end)
         return grpc.dynamic_ssl_server_credentials(self._current.configuration(), self._changed, self.mutual)
 
     def _changed(self) -> Any:
         """Give gRPC, which asks at every handshake, what the files hold now; None where that is nothing new."""
         with self._lock:
-            contents = self._contents()
-            if contents == self._seen:
+            self._follow()
+            if self._told or self._current is None:
                 return None
-            self._seen = contents
-            try:
-                found = self._read()
-            except ConfigError as error:
-                _LOG.warning("new TLS files cannot be used, so the ones of before stay in use: %s", error)
-                return None
-            if found == self._current:
-                return None
-            self._current = found
-            _LOG.info("new connections get a new certificate, valid until %s", _minute(pem.not_after(found.pair.cert)))
-            self._warn_if_expired(found)
-            return found.configuration()
+            self._told = True
+            return self._current.configuration()
+
+    def _end(self) -> float:
+        """Give the end of what the next connection is shown, in seconds since 1970."""
+        with self._lock:
+            self._follow()
+            return 0.0 if self._current is None else pem.not_after(self._current.pair.cert).timestamp()
+
+    def _follow(self) -> None:
+        """Read the files anew where they changed; a pair that cannot be used changes nothing."""
+        contents = self._contents()
+        if contents == self._seen:
+            return
+        self._seen = contents
+        try:
+            found = self._read()
+        except ConfigError as error:
+            _LOG.warning("new TLS files cannot be used, so the ones of before stay in use: %s", error)
+            return
+        if found == self._current:
+            return
+        self._current, self._told = found, False
+        _LOG.info("new connections get a new certificate, valid until %s", _minute(pem.not_after(found.pair.cert)))
+        self._warn_if_expired(found)
 
     def _contents(self) -> tuple[bytes, ...]:
         """Read the files as they are; what cannot be read is empty."""

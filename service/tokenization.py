@@ -3,19 +3,22 @@
 The tokenizer is Hugging Face's `tokenizers`, run without truncation and padding: which tokens stay is
 decided here, so that the original length is known and special tokens are kept whatever the family's
 template. No I/O after construction; calls release the interpreter lock and may run on any thread.
-May import: artifact, request, errors, tokenizers, numpy.
+May import: artifact, tokenizer_file, request, errors, tokenizers, numpy.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from service.artifact import Artifact
-from service.errors import ArtifactError, InvalidRequest
+from service.errors import InvalidRequest
 from service.request import TextInput, TokenIdsInput, TokenizeRequest, Tokens, Truncation
+from service.tokenizer_file import is_failure, load_tokenizer
 
 _MEND = "send some text, or leave the input out"
 
@@ -55,10 +58,7 @@ class TextTokenizer:
         Raises:
             ArtifactError: It cannot be loaded.
         """
-        try:
-            self._tokenizer = Tokenizer.from_file(str(artifact.folder / "tokenizer.json"))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ArtifactError(f"the tokenizer of {artifact.folder} cannot be loaded: {error}") from error
+        self._tokenizer = load_tokenizer(artifact.folder)
         self._artifact = artifact
         # What the template puts around one text: the special tokens before and after nothing.
         template = self._tokenizer.encode("x")
@@ -88,7 +88,7 @@ class TextTokenizer:
         unpooled = self._unpooled(prompt)
         with_offsets = describe or prompt
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        encodings = iter(encode(batch) if batch else [])
+        encodings = iter(_without_panic(encode, batch) if batch else [])
         sequences = []
         for number, item in enumerate(request.inputs):
             if isinstance(item, TextInput):
@@ -266,6 +266,16 @@ def _longest_first(first: int, second: int, budget: int) -> tuple[int, int]:
 def _cut(places: list[int], keep: int, truncation: Truncation) -> list[int]:
     """Keep so many places, from the end that truncation spares."""
     return places[:keep] if truncation == "right" else places[len(places) - keep :]
+
+
+def _without_panic(encode: Callable[[list[Any]], list[Encoding]], batch: list[Any]) -> list[Encoding]:
+    """Encode, and make an error of a panic, which nobody above would take for one."""
+    try:
+        return encode(batch)
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise RuntimeError(f"the tokenizer gave up: {error}") from error
 
 
 def _describe(item: TextInput, encoding: Encoding, kept: SequenceOf[int], prompt_chars: int) -> Tokens:

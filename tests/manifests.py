@@ -20,16 +20,20 @@ import yaml
 DEPLOY = Path(__file__).parents[1] / "deploy"
 Document = dict[str, Any]
 
-EACH_ALONE = ("autoscaling", "keda", "monitoring", "model-claim", "tls", "tracing")
+EACH_ALONE = ("api-keys", "autoscaling", "keda", "monitoring", "model-claim", "tls", "tracing")
 COMBINATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((overlay, ()) for overlay in ("cpu", "gpu", "kuberay", "local")),
     *((overlay, (component,)) for overlay in ("cpu", "gpu") for component in EACH_ALONE),
     *((overlay, ("monitoring", "autoscaling", "model-claim")) for overlay in ("cpu", "gpu")),
     *((overlay, ("monitoring", "keda", "model-claim")) for overlay in ("cpu", "gpu")),
-    *((overlay, ("monitoring", "autoscaling", "model-claim", "tls", "tracing")) for overlay in ("cpu", "gpu")),
+    *(
+        (overlay, ("monitoring", "autoscaling", "model-claim", "tls", "api-keys", "tracing"))
+        for overlay in ("cpu", "gpu")
+    ),
     ("cpu", ("tls", "model-claim")),  # in the other order too
     ("local", ("monitoring",)),
     ("local", ("tls",)),
+    ("local", ("api-keys",)),
     ("local", ("tracing",)),
     *(("kuberay", (component,)) for component in ("monitoring", "ray-gpu", "gcs-redis")),
     ("kuberay", ("monitoring", "ray-gpu", "gcs-redis")),

@@ -134,3 +134,71 @@ def test_peers_that_are_not_installed_have_no_numbers(monkeypatch: pytest.Monkey
     written = bench.table(figures, ["bare session"], ["infinity"], bench.ratios(figures, ["bare session"]))
     assert written.count("not installed") == len(bench.MEASURES)
     assert len({line.count("|") for line in written.splitlines()}) == 1
+
+
+def test_ledgers_tell_what_must_not_be(tmp_path: Path) -> None:
+    """Calls that end twice, wrongly, or, in a client that lived on, never are told of; a killed client's are open."""
+    import ledger
+
+    path = tmp_path / "ledger"
+    book = ledger.Ledger(path)
+    numbers = [book.begin("Encode", "plain") for _ in range(5)]
+    for place, outcome in ((0, "OK"), (1, "OK"), (1, "OK"), (2, f"{ledger.WRONG}hung"), (3, f"{ledger.GONE}CANCELLED")):
+        book.end(numbers[place], outcome)
+    entries = ledger.read(path)
+    assert [len(entry.outcomes) for entry in entries] == [1, 2, 1, 1, 0]
+    twice, wrong, never = "plain: ended 2 times: OK, OK", "plain: WRONG: hung ()", "plain: never ended"
+    assert sorted(ledger.faults(entries, killed=False)) == [f"1 times {fault}" for fault in (wrong, twice, never)]
+    assert sorted(ledger.faults(entries, killed=True)) == [f"1 times {fault}" for fault in (wrong, twice)]
+
+
+def test_counters_are_held_against_ledgers() -> None:
+    """The server must have counted what clients saw, and at most as many more as clients did not wait for."""
+    import ledger
+
+    entries = [ledger.Entry("Encode", "plain", ("OK",))] * 3 + [ledger.Entry("Encode", "plain", (f"{ledger.GONE}X",))]
+    for counted, faults in (
+        ({"OK": 3}, 0),
+        ({"OK": 4}, 0),
+        ({"OK": 3, "CANCELLED": 1}, 0),
+        ({"OK": 2}, 2),  # too few of OK, and of all
+        ({"OK": 3, "INTERNAL": 1, "CANCELLED": 1}, 1),  # each may be, but not both
+        ({"OK": 5}, 2),
+    ):
+        said = ledger.reconcile(entries, {("Encode", code): number for code, number in counted.items()})
+        assert len(said) == faults, (counted, said)
+
+
+def test_recovery_is_when_latency_is_normal() -> None:
+    """It counts from the load's end to the first of some calls whose median is near what it was."""
+    import overload
+
+    began = [0.1 * place for place in range(100)]
+    assert overload.recovery(began, [0.01] * 100, 0.0, 0.01) == 0.0
+    assert overload.recovery(began, [0.1] * 30 + [0.01] * 70, 0.0, 0.01) == pytest.approx(2.3)
+    assert overload.recovery(began, [0.1] * 100, 0.0, 0.01) == float("inf")
+    assert overload.recovery([], [], 0.0, 0.01) == float("inf")
+
+
+@pytest.mark.slow
+def test_frames_see_each_status_and_keep_deadlines(tiny_artifact: Path, tmp_path: Path) -> None:
+    """Calls made of frames are answered, refused, found invalid and given up as those of gRPC's own clients are."""
+    import frames
+    from watched import served
+    from wire import request_bytes
+
+    flags = ("--provider", "cpu", "--precision", "float32", "--max-queue-size", "8", "--max-queue-delay-ms", "300")
+    with served([str(tiny_artifact), *flags], log=tmp_path / "log") as server:
+        for message, timeout_s, statuses in (
+            (request_bytes(["abc"]), 10.0, {"OK", frames.REFUSED}),
+            (b"\xff", 10.0, {"INVALID_ARGUMENT"}),
+            (request_bytes(["abc"]), 0.05, {frames.LATE}),
+        ):
+            crowd = frames.Crowd(server.port, 10, message, timeout_s)
+            crowd.closed_loop(40 if timeout_s > 1 else 4, 0.5)
+            crowd.close()
+            assert crowd.ended.seconds.keys() == statuses
+            assert crowd.ended.calls == len(crowd.ended.late_s)
+            for status in statuses - {frames.LATE}:
+                assert server.total("attencode_requests_total", code=status) == len(crowd.ended.seconds[status])
+    assert "Traceback" not in (tmp_path / "log").read_text()  # a deadline that passes is no fault

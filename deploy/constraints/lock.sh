@@ -32,4 +32,4 @@ outside=(--no-emit-package torch --no-emit-package triton --no-emit-package cuda
 lock export.txt --extra export --extra cpu --constraint <(echo "$TORCH") "${outside[@]}" "$project"
 # what else PyPI's torch wants for CUDA
 sed -i '/^nvidia-/,/[^\\]$/d' export.txt
-lock build.txt <(printf '%s\n' 'pip>=25' 'setuptools>=77' uv)
+lock build.txt <(printf '%s\n' 'cyclonedx-bom>=7' 'pip>=25' 'setuptools>=77' uv)

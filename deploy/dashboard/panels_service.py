@@ -88,7 +88,9 @@ HEALTHY = (
         "Refused requests by reason",
         "queue_full, queue_tokens: as many inputs or tokens wait as may. deadline: what waits takes longer than the "
         "caller allows. requests, request_bytes, streams: as much is in work or open as may. slow_message: it did not "
-        "come in time. unsent_answers: nobody reads large ones. not_accepting: starting or draining.",
+        "come in time. unsent_answers: nobody reads large ones. not_accepting: starting or draining. "
+        "unauthenticated: no API key that is known. key_rate, key_concurrency, connection_requests, "
+        "connection_streams: one key, or one connection, has as much as it may.",
         "reqps",
         ((rate("attencode_refused_requests_total", "reason", SERVERS), "{{reason}}"),),
     ),

@@ -38,6 +38,7 @@ LABELS = {
     "method": {"Encode", "EncodeStream", "GetModel", "Tokenize"},
     "code": {
         *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
+        "UNAUTHENTICATED",
     },
     "reason": {*metrics.REASONS, "died", "hung", "other_version"},
     "outcome": {"ok", "error"},

@@ -268,6 +268,17 @@ def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path, model: str, revisi
     assert message.endswith(f"there is no such {reason}")
 
 
+@pytest.mark.parametrize("name", ["../../../../evil.json", "HERE/evil.json", "x/../../../../../evil.json"])
+def test_a_hub_that_names_files_elsewhere(hub: Hub, tmp_path: Path, name: str):
+    """A file whose name leads out of the model's folder is not written, there or anywhere."""
+    hub.publish("org/name", {**CONFIG, **SAFETENSORS, name.replace("HERE", str(tmp_path)): b"{   }"})
+    home = tmp_path / "a/b/home"
+    message = hub.locate(home, "org/name")
+    assert isinstance(message, str)
+    assert message.startswith("org/name is neither a local folder nor could it be fetched")
+    assert not list(tmp_path.rglob("evil.json"))
+
+
 @pytest.mark.parametrize("hangs_up", [False, True])
 def test_a_hub_that_cannot_be_reached(hub: Hub, tmp_path: Path, hangs_up: bool):
     """A hub that is not there, or that hangs up, is one CheckpointError of one line."""

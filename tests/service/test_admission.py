@@ -1,9 +1,11 @@
 """Admission: what is refused, for which reason, and with which delay; in numbers, without a clock."""
 
+import random
+
 import pytest
 
 from service.admission import Door, FastestPace, QueueAdmission, QueueLimits, WorkLimits
-from service.batching import Waiting, WaitingList
+from service.batching import BatchLimits, BatchPlan, Waiting, WaitingList, plan
 from service.callers import NOBODY, Caller
 from service.errors import QueueFull, Unavailable
 
@@ -51,15 +53,63 @@ def test_a_deadline_that_the_queue_outlasts() -> None:
     """Who has less time than what is before it takes is refused; who has enough is not."""
     error = refused(queue(500), 1, 5.0, 1)
     assert (error.reason, error.retry_delay_s) == ("deadline", pytest.approx(5.0))
-    queue(500).check_room(1, 7.0, Caller("bulk"), 1, 0.0)
+    queue(500).check_room(1, 12.0, Caller("bulk"), 1, 0.0)
     queue(500).check_room(1, None, Caller("bulk"), 1, 0.0)
     queue(500).check_room(1, 1.0, Caller("small"), 1, 0.0)
 
 
 def test_a_request_needs_time_of_its_own() -> None:
-    """What it takes itself counts too: 5 s of waiting and 4 s of work are not done within 8 s."""
-    assert refused(queue(500), 1, 8.0, 400).reason == "deadline"
-    queue(500).check_room(1, 8.0, Caller("bulk"), 100, 0.0)
+    """What it takes itself counts too: 5 s of waiting and 8 s of work are not done within 12 s."""
+    assert refused(queue(500, max_tokens=2000), 1, 12.0, 800).reason == "deadline"
+    queue(500).check_room(1, 12.0, Caller("bulk"), 100, 0.0)
+
+
+def overloaded(callers: int, times: float, slower_after_s: float) -> tuple[list[float], int]:
+    """Let callers send rows of 10 tokens to a device of 10,000 a second, `times` as many as it computes in 8 s.
+
+    After so many seconds it computes half as many. Each allows 2 s. Gives the seconds that those took which were taken
+    in, and how many were refused.
+    """
+    draw, limits, waiting = random.Random(0), BatchLimits(max_batch_tokens=256), WaitingList()
+    admission = QueueAdmission(waiting, QueueLimits(10**6, 10**7), ahead=limits.max_batch_tokens)
+    admission.accepting = True
+    took: list[float] = []
+    due = free_s = 0.0
+    refusals = 0
+    for number in range(int(8 * 1000 * times)):
+        due += draw.expovariate(1000 * times)
+        while len(waiting) and free_s <= due:
+            admission.drain.begin(free_s)
+            planned = plan(waiting, limits, free_s)
+            assert isinstance(planned, BatchPlan)
+            rows = waiting.take(planned, limits)
+            free_s += 1e-3 * len(rows) * (2 if free_s > slower_after_s else 1)
+            admission.drain.end(10 * len(rows), free_s, idle=False, queue=len(waiting) > 0)
+            took += [free_s - row.arrived_s for row in rows]
+        caller = Caller(str(draw.randrange(callers)))
+        try:
+            admission.check_room(1, due + 2.0, caller, 10, due)
+        except QueueFull:
+            refusals += 1
+        else:
+            free_s = free_s if len(waiting) else max(free_s, due)
+            waiting.add(Waiting(number, 10, due, caller))
+    return took, refusals
+
+
+@pytest.mark.parametrize("callers", [1, 20, 500])
+def test_who_is_taken_in_has_its_turn_in_time(callers: int) -> None:
+    """With five times too much none that is taken in waits beyond its deadline, and the device is never idle."""
+    took, refusals = overloaded(callers, 5.0, slower_after_s=100.0)
+    assert max(took) < 2.0
+    assert len(took) > 0.95 * 8 * 1000
+    assert refusals > 30_000
+
+
+def test_a_pace_that_halves_leaves_time_enough() -> None:
+    """What was taken in at the old pace is done in time at half of it."""
+    took, _ = overloaded(500, 5.0, slower_after_s=4.0)
+    assert max(took) < 2.0
 
 
 def test_nothing_is_taken_in_before_the_start() -> None:

@@ -61,7 +61,7 @@ def test_a_damaged_file_is_refused(folder: Path, name: str, harm: str) -> None:
     assert "export" in str(caught.value) or "cannot be read" in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"garbage", b'{"version": "1.0", "model": null}', b"\xff" * 99])
+@pytest.mark.parametrize("content", [b"", b'{"version": "1.0", "model": null}', b"\xff"])
 def test_a_tokenizer_of_garbage_is_refused(folder: Path, content: bytes) -> None:
     """Even where its digest is right: one line that names the artifact."""
     (folder / "tokenizer.json").write_bytes(content)
@@ -100,7 +100,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-@pytest.mark.parametrize("free", [0, 4_096, 30_000, 70_000, 110_000])
+@pytest.mark.parametrize("free", [0, 30_000, 110_000])
 def test_a_full_disk_leaves_nothing_half_made(
     tmpfs: Path, tiny_artifact: Path, make_bert: object, capsys: pytest.CaptureFixture[str], free: int
 ) -> None:
