@@ -12,7 +12,7 @@ _LONGEST_ANSWER_S = 20.0  # to a ping
 _LEAST_PING_MS = 10_000  # below which gRPC's clients do not set their own keepalive
 # Calls that are not the service's own: health's Watch, reflection.
 _OTHER_CALLS = 32
-_PROBE_CONNECTIONS = 64
+_PROBE_CONNECTIONS = 1024  # so many that those which say nothing keep no probe out
 
 
 def server_options(config: ServiceConfig) -> Options:
