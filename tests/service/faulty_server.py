@@ -14,13 +14,14 @@ from service.config import parse_config
 from service.ending import end_now, end_when_lost
 from service.logs import log_to_stderr
 from service.server import serve
-from tests.conftest import VOCABULARY
+from tests.checkpoints import VOCABULARY
 from tests.service.faulty import Faults
 
 
 def _fail(batch: Batch) -> None:
     if VOCABULARY.index("x") in batch.input_ids:
-        time.sleep(1)
+        for _ in range(12):  # not one sleep, which a pause of the process would eat up
+            time.sleep(0.1)
     while VOCABULARY.index("y") in batch.input_ids:
         time.sleep(0.1)
 

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 from attencode import Client, InternalFault, Unavailable, encode_request
 from service.batching import Batch
 from service.errors import DeviceLost
-from tests.conftest import VOCABULARY
+from tests.checkpoints import VOCABULARY
 from tests.service.faulty import Faults, Running, always, raise_for, serving
 from tests.service.gate import OUTPUT, GateRunner, run, sequence, started
 

@@ -20,7 +20,7 @@ FAULTY = "tests.service.faulty_server"
 def spawn_faulty(tiny_artifact: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Give a function that starts a server which hangs when told to, on one thread, and is impatient."""
     with spawning([], module=(FAULTY,)) as start:
-        flags = ("--provider", "cpu", "--threads", "1", "--stuck-after-s", "2")
+        flags = ("--provider", "cpu", "--threads", "1", "--stuck-after-s", "3")
         yield lambda: start(tiny_artifact, *flags)
 
 
@@ -71,7 +71,7 @@ def test_a_process_with_a_batch_that_hangs_ends(spawn_faulty: Callable[..., Serv
     log = server.process.stderr.read()
     last = log.strip().splitlines()[-1]
     assert last.startswith(
-        "attencode: the device is gone: a batch of 1 inputs, 3 tokens each, has run for 2 s and hangs"
+        "attencode: the device is gone: a batch of 1 inputs, 3 tokens each, has run for 3 s and hangs"
     )
     assert "--stuck-after-s" in last
     assert "faulty_server.py" in log  # where each thread was
@@ -91,10 +91,10 @@ def test_a_process_whose_event_loop_hangs_ends(spawn_faulty: Callable[..., Serve
 def test_a_process_that_stood_still_goes_on(spawn_faulty: Callable[..., ServerProcess]) -> None:
     """Stopped for longer than a batch may run, in the middle of one, it answers once it goes on."""
     server = spawn_faulty()
-    with background(server.address, "x", times=2) as seen:
-        time.sleep(0.5)
+    with background(server.address, "x", times=3) as seen:
+        time.sleep(1)
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(5)
         server.process.send_signal(signal.SIGCONT)
-    assert seen == [(1, 24)] * 2
+    assert seen == [(1, 24)] * 3
     assert server.terminate() == 0
