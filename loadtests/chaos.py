@@ -259,7 +259,7 @@ def settled(server: Served, before: Left, within_s: float, *, process: bool) -> 
         after = Left.of(server)
         said = after.beyond(before, process=process)
         if not said or time.monotonic() > end_s:
-            return after, said
+            return after, [*said, f"descriptors are {server.kinds()}"] if said else []
         time.sleep(0.5)
 
 

@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Self
@@ -100,6 +101,15 @@ class Served:
     def descriptors(self) -> int:
         """Count open file descriptors."""
         return int(self._facts.num_fds())
+
+    def kinds(self) -> str:
+        """Say of which kinds the open descriptors are, and in which state the connections."""
+        links = Counter[str]()
+        for path in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(OSError):
+                links[re.sub(r"\d+", "N", str(path.readlink()))] += 1
+        states = Counter(connection.status for connection in self._facts.net_connections())
+        return f"{dict(links)}, {dict(states)}"
 
     def threads(self) -> int:
         """Count threads."""
