@@ -231,7 +231,6 @@ def _are_places(places: object, layers: object) -> bool:
         isinstance(weight, dict)
         and isinstance(weight.get("shape"), list)
         and all(_is_count(number, 1) for number in weight["shape"])
-        and len(weight["shape"]) in (1, 2)
         and _is_count(weight.get("offset"), 0)
         and not weight["offset"] % _NUMBER_BYTES
         for weight in weights

@@ -102,7 +102,7 @@ def test_ordinary_tokenizers(folder: Path) -> None:
 
 def test_padding_that_is_saved(folder: Path) -> None:
     """A length to pad to, which the file may carry, sets nothing aside."""
-    padding = {"strategy": {"Fixed": 10**11}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    padding = {"strategy": {"Fixed": 10**6}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     write(folder, lambda raw: raw.update(padding={**padding, "pad_to_multiple_of": None}))
     (sequence,) = TextTokenizer(open_artifact(folder)).tokenize(
         TokenizeRequest(inputs=(TextInput("abc"),)), describe=False
