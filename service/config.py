@@ -103,7 +103,7 @@ class ServiceConfig(BaseSettings):
     max_pending_bytes: Count = Field(
         256 * 2**20, description="Memory for the messages, texts and described tokens of requests in work, in bytes"
     )
-    max_streams: Count = Field(128, description="Open EncodeStream calls; beyond it RESOURCE_EXHAUSTED")
+    max_streams: Count = Field(64, description="Open EncodeStream calls; beyond it RESOURCE_EXHAUSTED")
     max_deadline_s: Patience = Field(
         300.0, description="Longest a request may take, whatever deadline its caller sets; on a stream, each of them"
     )

@@ -50,6 +50,9 @@ def _guard(config: ServiceConfig, most_connections: int, most_calls: int) -> Opt
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_MS),
         ("grpc.max_connection_idle_ms", _ms(config.max_connection_idle_s)),
+        # Else gRPC lets a fast connection send ever more ahead of what is read: of 128 streams whose requests had 4 MiB
+        # the server then held 3.0 GB, and 1.7 GB without.
+        ("grpc.http2.bdp_probe", 0),
         # One number for both: between them gRPC would refuse by chance.
         ("grpc.max_metadata_size", _METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
