@@ -14,7 +14,6 @@ batches of 400 tokens, at each change of length or regardless of it, whichever i
 import argparse
 import heapq
 import random
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -357,9 +356,8 @@ def measure(artifact: Path, provider: str) -> Device:
             started = time.perf_counter()
             session.run(batch)
             times.append(time.perf_counter() - started)
-        fastest = min(times[1:])
-        parts.append(np.array([1, rows * length, rows * length**2]) / fastest)  # relative errors count alike
-        firsts.append(times[0] / fastest - 1)
+        parts.append(np.array([1, rows * length, rows * length**2]) / min(times[1:]))  # relative errors count alike
+        firsts.append(times[0] / min(times[1:]) - 1)
     batch_s, token_s, pair_s = np.linalg.lstsq(np.array(parts), np.ones(len(parts)), rcond=None)[0]
     return Device(max(batch_s, 0.0), token_s, max(pair_s, 0.0), max(float(np.median(firsts)), 0.0))
 
@@ -374,20 +372,19 @@ def main() -> None:
     parser.add_argument("--limits", nargs="*", default=[], metavar="NAME=NUMBER", help="other limits")
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
-    device = Device()
-    if arguments.measure:
-        if arguments.artifact is None:
-            sys.exit("--measure wants --artifact FOLDER")
-        device = measure(arguments.artifact, arguments.provider)
+    if arguments.measure and arguments.artifact is None:
+        parser.error("--measure wants --artifact FOLDER")
+    device = measure(arguments.artifact, arguments.provider) if arguments.measure else Device()
     try:
         changed = {name: float(number) for name, _, number in (words.partition("=") for words in arguments.limits)}
         limits = replace(LIMITS, **{name: int(n) if n.is_integer() else n for name, n in changed.items()})
     except (TypeError, ValueError):
         names = ", ".join(each.name for each in fields(BatchLimits))
         parser.error(f"--limits: expected NAME=NUMBER with NAME one of {names}, got {' '.join(arguments.limits)}")
-    chosen = {name: callers for name, callers in scenarios(device).items() if arguments.only in name}
+    every = scenarios(device)
+    chosen = {name: callers for name, callers in every.items() if arguments.only in name}
     if not chosen:
-        parser.error(f"--only: {arguments.only!r} is in no trace's name; they are {', '.join(scenarios(device))}")
+        parser.error(f"--only: {arguments.only!r} is in no trace's name; they are {', '.join(every)}")
     print(f"batch {1e3 * device.batch_s:.2f} ms, token {1e6 * device.token_s:.1f} us, ", end="")
     print(f"pair {1e9 * device.pair_s:.1f} ns, first run +{100 * device.first_share:.0f} %\n")
     print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|")

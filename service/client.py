@@ -1,8 +1,8 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, codec, chunks, credentials, resumption, attended, attention, plain, request,
-statuses, tracing, values, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, answers, codec, chunks, credentials, resumption, attended, attention, plain,
+request, statuses, tracing, values, errors, grpc.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from typing import Any, Self
 import grpc
 
 from service import codec
+from service.answers import attended, encoded, raised, streamed, tokenized
 from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
 from service.credentials import Tls, authorization, channel
 from service.errors import AnswerTooLarge, AttencodeError, InvalidRequest
-from service.pb import encoder_pb2 as pb
 from service.pb.encoder_pb2_grpc import EncoderStub
 from service.plain import InputLike, Layers, attend_request, encode_request, read_inputs
-from service.request import EncodeRequest, EncodeResult, ModelInfo, TextInput, TokenizeRequest, TokenizeResult
+from service.request import EncodeRequest, EncodeResult, ModelInfo, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption, Unanswered
 from service.statuses import Callee, Closed, reached
 from service.tracing import outgoing_metadata
@@ -109,10 +109,10 @@ class Client:
         request, left_s = encode_request(inputs, **options), _left(self._timeout_s)
         try:
             message = codec.encode_encode_request(request)
-            return _answer(request, self._call(self._stub.Encode, message))
+            return encoded(request, self._call(self._stub.Encode, message))
         except AnswerTooLarge:
             (answer,) = self._streamed([request], left_s())
-            return _raised(answer)
+            return raised(answer)
 
     def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
@@ -120,7 +120,7 @@ class Client:
         """Give one input's attention weights (layers, heads, query, key) and its tokens; of any size."""
         request = attend_request(text, layers, heads, options)
         (answer,) = self._streamed([request], self._timeout_s)
-        return _attended(request, answer)
+        return attended(request, answer)
 
     def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order.
@@ -142,7 +142,7 @@ class Client:
                 call = self._stub.EncodeStream(items.messages(), **self._options(left_s()))
                 try:
                     for message in call:
-                        answer = _stream_answer(message, joiner, items, self._callee)
+                        answer = streamed(message, joiner, items, self._callee)
                         if answer is not None:
                             yield answer
                 except grpc.RpcError as error:
@@ -169,7 +169,7 @@ class Client:
         """Split inputs into tokens as `encode` would."""
         request = TokenizeRequest(read_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
         message = codec.encode_tokenize_request(request)
-        return _tokens(request, self._call(self._stub.Tokenize, message))
+        return tokenized(request, self._call(self._stub.Tokenize, message))
 
     def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
@@ -230,10 +230,10 @@ class AsyncClient:
         request, left_s = encode_request(inputs, **options), _left(self._timeout_s)
         try:
             message = codec.encode_encode_request(request)
-            return _answer(request, await self._call(self._stub.Encode, message))
+            return encoded(request, await self._call(self._stub.Encode, message))
         except AnswerTooLarge:
             (answer,) = [answer async for answer in self._streamed([request], left_s())]
-            return _raised(answer)
+            return raised(answer)
 
     async def attend(
         self, text: InputLike, *, layers: Layers = True, heads: int | SequenceOf[int] = ALL, **options: Any
@@ -241,7 +241,7 @@ class AsyncClient:
         """Give one input's attention weights (layers, heads, query, key) and its tokens."""
         request = attend_request(text, layers, heads, options)
         (answer,) = [answer async for answer in self._streamed([request], self._timeout_s)]
-        return _attended(request, answer)
+        return attended(request, answer)
 
     async def encode_stream(
         self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]
@@ -262,7 +262,7 @@ class AsyncClient:
                 call = self._stub.EncodeStream(items.amessages(), **self._options(left_s()))
                 try:
                     async for message in call:
-                        answer = _stream_answer(message, joiner, items, self._callee)
+                        answer = streamed(message, joiner, items, self._callee)
                         if answer is not None:
                             yield answer
                 except grpc.RpcError as error:
@@ -289,7 +289,7 @@ class AsyncClient:
         """Split inputs into tokens as `encode` would."""
         request = TokenizeRequest(read_inputs(inputs), model, truncation, prompt_name)  # type: ignore[arg-type]
         message = codec.encode_tokenize_request(request)
-        return _tokens(request, await self._call(self._stub.Tokenize, message))
+        return tokenized(request, await self._call(self._stub.Tokenize, message))
 
     async def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
@@ -324,7 +324,7 @@ class AsyncClient:
 def _channel_options(
     address: str, timeout_s: float | None, options: SequenceOf[tuple[str, Any]]
 ) -> list[tuple[str, Any]]:
-    """Give a channel's options, once the address and the deadline are such.
+    """Give a channel's options, once they, the address and the deadline are such.
 
     Raises:
         InvalidRequest: They are not.
@@ -335,6 +335,13 @@ def _channel_options(
         )
     if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
         raise InvalidRequest(f"timeout_s must be seconds above 0, or None to wait for ever, got {shown(timeout_s)}")
+    if not isinstance(options, list | tuple) or not all(
+        isinstance(option, tuple) and len(option) == 2 and isinstance(option[0], str) for option in options
+    ):
+        raise InvalidRequest(
+            "options must be a list of gRPC's channel options, each a name and a value, for instance "
+            f'[("grpc.keepalive_time_ms", 30000)], got {shown(options)}'
+        )
     return [*CHANNEL_OPTIONS, *options]
 
 
@@ -354,49 +361,3 @@ def _left(timeout_s: float | None) -> Callable[[], float | None]:
     """Give what says how much of a time is left."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     return lambda: None if end_s is None else max(0.0, end_s - time.monotonic())
-
-
-def _answer(request: EncodeRequest, message: pb.EncodeResponse) -> EncodeResult:
-    result = codec.decode_encode_response(message)
-    codec.check_answered(result, len(request.inputs))
-    return result
-
-
-def _tokens(request: TokenizeRequest, message: pb.TokenizeResponse) -> TokenizeResult:
-    result = codec.decode_tokenize_response(message)
-    codec.check_answered(result, len(request.inputs))
-    return result
-
-
-def _stream_answer(
-    message: pb.EncodeStreamResponse, joiner: Joiner, items: Resumption, callee: Callee
-) -> EncodeResult | AttencodeError | None:
-    """Take a stream's next message; gives the answer that it is or completes.
-
-    Raises:
-        Unanswered: Another stream may have an answer.
-        InternalFault: It is not what the contract has in this place.
-    """
-    if message.id != items.due:
-        raise codec.broken(f"item {message.id} came where item {items.due} was due")
-    if message.WhichOneof("outcome") != "error":
-        answer = joiner.add(message)
-        return None if answer is None else items.answer(answer)
-    joiner.check_complete(f"an error of item {message.id} came")
-    failure = message.error
-    code = next((code for code in grpc.StatusCode if code.value[0] == failure.code), grpc.StatusCode.UNKNOWN)
-    return items.answer(callee.typed(code, failure.message, failure.retry_delay_seconds))
-
-
-def _raised(answer: EncodeResult | AttencodeError) -> EncodeResult:
-    """Give an answer, or raise the error that it is."""
-    if isinstance(answer, AttencodeError):
-        raise answer
-    return answer
-
-
-def _attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> Attended:
-    result = _raised(answer)
-    (asked,) = request.inputs
-    texts = [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []
-    return Attended(result.results[0], request.outputs.attention, texts)

@@ -150,9 +150,11 @@ ALLOWED = {
     "view": {"destination", "values", "errors"},
     "pages": {"view"},
     "attended": {"attention", "request", "errors", "pages", "values", "view"},
+    "answers": {"pb", "attended", "chunks", "codec", "resumption", "statuses", "request", "errors"},
     "client": {
         *(
             "pb",
+            "answers",
             "codec",
             "chunks",
             "credentials",
@@ -172,7 +174,9 @@ ALLOWED = {
     "cli_health": {"cli_client", "credentials", "statuses", "errors"},
     "cli_view": {"attention", "cli_attend", "cli_client", "cli_print", "view", "errors"},
 }
-PB_IMPORTERS = {"chunks", "resumption", "codec", "codec_enums", "codec_outputs", "servicer", "server", "client"}
+PB_IMPORTERS = {"answers", "chunks", "resumption", "codec", "codec_enums", "codec_outputs"} | {
+    *("servicer", "server", "client")
+}
 
 
 def imports_of(path: Path) -> set[str]:

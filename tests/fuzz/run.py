@@ -99,13 +99,13 @@ def inside(name: str, arguments: argparse.Namespace) -> None:
 
 def target_of(name: str, artifact: Path) -> "Target":  # noqa: F821
     """Make a target ready."""
-    from fuzz import targets
+    from fuzz import files, targets
 
     if name in ON_ARTIFACT:
         return getattr(targets.OnArtifact(artifact), name)
     if name in ON_FILES:
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-        return getattr(targets.OnFiles(folder, artifact, certificate(folder)), name)
+        return getattr(files.OnFiles(folder, artifact, certificate(folder)), name)
     return getattr(targets, name)
 
 

@@ -281,3 +281,10 @@ def test_a_deadline_that_is_none(timeout_s: Any) -> None:
     """A deadline must be seconds above 0."""
     with pytest.raises(InvalidRequest, match="timeout_s must be seconds above 0, or None to wait for ever, got"):
         Client("127.0.0.1:1", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("options", [5, "grpc.x", [1], [("grpc.x",)], [(1, 2)]])
+def test_options_that_are_none(options: Any) -> None:
+    """Channel options must be pairs of a name and a value."""
+    with pytest.raises(InvalidRequest, match="options must be a list of gRPC's channel options"):
+        Client("127.0.0.1:1", options=options)

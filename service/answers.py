@@ -1,0 +1,80 @@
+"""Answers: what a server sent, as results for a user; held against what was asked.
+
+May import: pb, attended, chunks, codec, resumption, statuses, request, errors, grpc.
+"""
+
+import grpc
+
+from service import codec
+from service.attended import Attended
+from service.chunks import Joiner
+from service.errors import AttencodeError
+from service.pb import encoder_pb2 as pb
+from service.request import EncodeRequest, EncodeResult, TextInput, TokenizeRequest, TokenizeResult
+from service.resumption import Resumption
+from service.statuses import Callee
+
+
+def encoded(request: EncodeRequest, message: pb.EncodeResponse) -> EncodeResult:
+    """Read the answer to Encode.
+
+    Raises:
+        InternalFault: It is not what the contract has in this place.
+    """
+    result = codec.decode_encode_response(message)
+    codec.check_answered(result, len(request.inputs))
+    return result
+
+
+def tokenized(request: TokenizeRequest, message: pb.TokenizeResponse) -> TokenizeResult:
+    """Read the answer to Tokenize.
+
+    Raises:
+        InternalFault: It is not what the contract has in this place.
+    """
+    result = codec.decode_tokenize_response(message)
+    codec.check_answered(result, len(request.inputs))
+    return result
+
+
+def streamed(
+    message: pb.EncodeStreamResponse, joiner: Joiner, items: Resumption, callee: Callee
+) -> EncodeResult | AttencodeError | None:
+    """Take a stream's next message; gives the answer that it is or completes.
+
+    Raises:
+        Unanswered: Another stream may have an answer.
+        InternalFault: It is not what the contract has in this place.
+    """
+    if message.id != items.due:
+        raise codec.broken(f"item {message.id} came where item {items.due} was due")
+    if message.WhichOneof("outcome") != "error":
+        answer = joiner.add(message)
+        return None if answer is None else items.answer(answer)
+    joiner.check_complete(f"an error of item {message.id} came")
+    failure = message.error
+    code = next((code for code in grpc.StatusCode if code.value[0] == failure.code), grpc.StatusCode.UNKNOWN)
+    return items.answer(callee.typed(code, failure.message, failure.retry_delay_seconds))
+
+
+def raised(answer: EncodeResult | AttencodeError) -> EncodeResult:
+    """Give an answer.
+
+    Raises:
+        AttencodeError: It is one.
+    """
+    if isinstance(answer, AttencodeError):
+        raise answer
+    return answer
+
+
+def attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> Attended:
+    """Give the one input's answer with its labels.
+
+    Raises:
+        AttencodeError: The answer is one.
+    """
+    result = raised(answer)
+    (asked,) = request.inputs
+    texts = [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []
+    return Attended(result.results[0], request.outputs.attention, texts)
