@@ -31,7 +31,7 @@ try:
     import grpc  # noqa: F401
 except ImportError:  # errors carry a status each, which is all that a measured session needs of gRPC
     absent = ModuleType("grpc")
-    names = "INTERNAL INVALID_ARGUMENT RESOURCE_EXHAUSTED DEADLINE_EXCEEDED UNAVAILABLE"
+    names = "INTERNAL INVALID_ARGUMENT RESOURCE_EXHAUSTED DEADLINE_EXCEEDED UNAUTHENTICATED UNAVAILABLE"
     absent.StatusCode = Enum("StatusCode", names)  # type: ignore[attr-defined]
     sys.modules["grpc"] = absent
 

@@ -265,11 +265,11 @@ def _resolved(name: str, asked: Asked | None, artifact: Artifact) -> Asked | Non
 
 def _resolve(what: str, numbers: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Turn a choice into numbers from 0; negative ones count from the end, `ALL` takes all."""
-    if len(numbers) > count:  # before each of what may be millions is looked at
-        raise InvalidRequest(f"{len(numbers):,} {what} numbers are too many: there are {count}; name each once")
-    for number in numbers:
+    for number in numbers[: count + 1]:  # there may be millions
         if not -count <= number < count:
             raise InvalidRequest(f"{what} {number} does not exist; it must be from {-count} to {count - 1}")
+    if len(numbers) > count:
+        raise InvalidRequest(f"{len(numbers):,} {what} numbers are too many: there are {count}; name each once")
     if len({number % count for number in numbers}) < len(numbers):
         raise InvalidRequest(f"{what} numbers {list(numbers)} name one twice; name each once")
     return tuple(number % count for number in numbers) if numbers else tuple(range(count))

@@ -151,7 +151,7 @@ def check_locked(pod: Pod) -> None:
         assert {"cpu", "memory"} <= limits.keys()
         assert {"cpu", "memory"} == requests.keys()
         for mount in container.get("volumeMounts", []):
-            wanted = mount["mountPath"] in {"/models", "/tls"} and container["name"] != "export"
+            wanted = mount["mountPath"] in {"/models", "/tls", "/keys"} and container["name"] != "export"
             assert mount.get("readOnly", False) is wanted or pod.name == "attencode-load-reader"
 
 

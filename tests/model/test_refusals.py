@@ -66,7 +66,7 @@ def test_a_size_beyond_memory(tmp_path: Path, size: int):
     """A vocabulary that no memory holds is refused before memory is asked for."""
     families.save("bert", tmp_path)
     change(tmp_path, vocab_size=size)
-    with pytest.raises(CheckpointError, match=r"misshapen tensor embeddings.word_embeddings|config\.json has sizes"):
+    with pytest.raises(CheckpointError, match=r"config\.json (asks for|has sizes)"):
         load_encoder(tmp_path)
 
 

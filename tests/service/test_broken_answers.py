@@ -9,8 +9,8 @@ from fuzz.targets import Status
 
 from attencode import InternalFault, InvalidRequest, QueueFull
 from service import codec
+from service.answers import encoded, tokenized
 from service.chunks import Joiner
-from service.client import _answer, _tokens
 from service.pb import encoder_pb2 as pb
 from service.request import EncodeRequest, EncodeResult, TextInput
 from service.resumption import Resumption
@@ -55,7 +55,7 @@ def test_lists_of_unequal_length(result: pb.InputResult, message: str) -> None:
 def test_results_of_other_inputs() -> None:
     """An answer has one result an input, by a call or on a stream."""
     request = EncodeRequest((TextInput("a"), TextInput("b")))
-    for read, kind in ((_answer, pb.EncodeResponse), (_tokens, pb.TokenizeResponse)):
+    for read, kind in ((encoded, pb.EncodeResponse), (tokenized, pb.TokenizeResponse)):
         with pytest.raises(InternalFault, match="2 inputs have 1 results"):
             read(request, kind(results=[pb.InputResult()]))  # type: ignore[operator]
     items = Resumption([request])

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from authority import Authority
-from fuzz import targets
+from fuzz import files, targets
 from fuzz.storm import Storm, counted, in_excess, left_behind
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,11 +32,11 @@ def on_minilm(minilm_artifact: Path) -> targets.OnArtifact:
 
 
 @pytest.fixture(scope="module")
-def on_files(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> targets.OnFiles:
+def on_files(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> files.OnFiles:
     """Give the targets that read files."""
     files = Authority(tmp_path_factory.mktemp("ca")).sign("server")
     pair = files.cert.read_bytes(), files.key.read_bytes()
-    return targets.OnFiles(tmp_path_factory.mktemp("fuzz"), tiny_artifact, pair)
+    return files.OnFiles(tmp_path_factory.mktemp("fuzz"), tiny_artifact, pair)
 
 
 @some
@@ -90,20 +90,20 @@ def test_statuses(data: bytes) -> None:
 
 @few
 @given(st.binary(max_size=300))
-def test_certificates(on_files: targets.OnFiles, data: bytes) -> None:
+def test_certificates(on_files: files.OnFiles, data: bytes) -> None:
     """Files of certificates and keys are read or refused."""
     assert on_files.certificates(data) != "told a secret"
 
 
 @few
 @given(st.binary(max_size=300))
-def test_descriptions(on_files: targets.OnFiles, data: bytes) -> None:
+def test_descriptions(on_files: files.OnFiles, data: bytes) -> None:
     """Descriptions of artifacts are read or refused."""
     on_files.description(data)
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*-*")), ids=lambda path: path.name)
-def test_what_was_once_found(path: Path, on_artifact: targets.OnArtifact, on_files: targets.OnFiles) -> None:
+def test_what_was_once_found(path: Path, on_artifact: targets.OnArtifact, on_files: files.OnFiles) -> None:
     """Bytes that once brought a fault to light bring none."""
     name = path.name.partition("-")[0]
     owner: Any = next(owner for owner in (targets, on_artifact, on_files) if hasattr(owner, name))
