@@ -123,8 +123,8 @@ class ServiceConfig(BaseSettings):
         1024, description="Unanswered requests of one connection, those of its streams included"
     )
     max_connection_streams: Count = Field(64, description="Open EncodeStream calls of one connection")
-    max_connection_idle_s: Patience = Field(600.0, description="When a connection without any call is closed")
-    handshake_timeout_s: Patience = Field(20.0, description="How long a new connection may take to say what it is")
+    max_connection_idle_s: Patience = Field(120.0, description="When a connection without any call is closed")
+    handshake_timeout_s: Patience = Field(10.0, description="How long a new connection may take to say what it is")
     keepalive_time_s: Patience = Field(
         60.0, description="After how long a silence a connection must give a sign of life, within 20 s, or is closed"
     )

@@ -59,6 +59,10 @@ CERTIFICATE_END_SECONDS = Gauge(
     "attencode_tls_certificate_expiry_timestamp_seconds",
     "When the certificate that new connections are shown ends, in seconds since 1970; 0 without TLS.",
 )
+CONNECTIONS = Gauge(
+    "attencode_connections", "TCP connections that are open to the port for gRPC, silent ones too; NaN if unknown."
+)
+CONNECTIONS_LIMIT = Gauge("attencode_connections_limit", "How many there may be; further ones are closed at once.")
 TOKENIZE_SECONDS = Histogram(
     "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
 )
@@ -142,6 +146,12 @@ def watch_memory(used: Callable[[], float], limit: Callable[[], float]) -> None:
     """Read the memory's figures whenever somebody asks for metrics."""
     MEMORY_BYTES.set_function(used)
     MEMORY_LIMIT_BYTES.set_function(limit)
+
+
+def watch_connections(count: Callable[[], float], limit: int) -> None:
+    """Count the open connections whenever somebody asks for metrics."""
+    CONNECTIONS.set_function(count)
+    CONNECTIONS_LIMIT.set(limit)
 
 
 def watch_certificate(end: Callable[[], float]) -> None:

@@ -23,6 +23,7 @@ from service.access import Access, ConnectionLimits
 from service.admission import WorkLimits
 from service.backend import Backend
 from service.config import ServiceConfig
+from service.connections import Connections
 from service.encoding import RequestLimits
 from service.errors import ClusterLost, ConfigError, Lost
 from service.keyring import KeyRing
@@ -222,6 +223,7 @@ class Server:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         memory = Memory()
         metrics.watch_memory(memory.used_bytes, memory.limit_bytes)
+        metrics.watch_connections(Connections(self.port).count, config.max_connections)
         try:
             self._scrape = Scrape(host, config.metrics_port)
         except OSError as error:

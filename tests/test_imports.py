@@ -25,6 +25,7 @@ ALLOWED = {
     "transport": {"config"},
     "metrics": set(),
     "memory": set(),
+    "connections": set(),
     "scrape": set(),
     "callers": set(),
     "busy": set(),

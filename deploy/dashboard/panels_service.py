@@ -125,23 +125,35 @@ HEALTHY = (
         ),
     ),
     Panel(
+        "Connections, share of the limit",
+        "TCP connections to the port for gRPC, silent ones too, of --max-connections. At 100 % new ones are closed.",
+        "percentunit",
+        ((f"attencode_connections{{{SERVERS}}} / attencode_connections_limit{{{SERVERS}}}", SERVER),),
+        width=6,
+        thresholds=(0.8, 0.9),
+        most=1,
+    ),
+    Panel(
         "Failed batches by cause",
         "A second. memory: none was left, even for one input. device: the device's own error. stuck: it did not end. "
         "not_finite counts inputs for which the model has NaN or infinity. Their callers got INTERNAL.",
         "short",
         ((rate("attencode_batch_faults_total", "model, cause", MODELS), "{{model}} {{cause}}"),),
+        width=6,
     ),
     Panel(
         "Inputs computed again in float32",
         "Inputs a second that overflow the model's precision. Each costs a second run.",
         "short",
         ((rate("attencode_float32_inputs_total", "model", MODELS), "{{model}}"),),
+        width=6,
     ),
     Panel(
         "Failures of the server's own tasks",
         "An hour, by task. 0 is right: each has a traceback in the log.",
         "short",
         ((f"3600 * {rate('attencode_crashes_total', 'task', SERVERS)}", "{{task}}"),),
+        width=6,
     ),
 )
 

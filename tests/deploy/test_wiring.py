@@ -122,7 +122,7 @@ def test_who_fetches_a_model_gets_out(overlay: str, components: tuple[str, ...])
 
 
 def test_probes_ask_for_names_that_the_server_has() -> None:
-    """Startup, liveness and readiness have three different names of the health service, on the port for gRPC."""
+    """Startup, liveness and readiness have three names of the health service, on the port for health alone."""
     for overlay in ("cpu", "gpu", "local"):
         (pod,) = pods(render(overlay))
         (server,) = pod.spec["containers"]
@@ -130,7 +130,7 @@ def test_probes_ask_for_names_that_the_server_has() -> None:
         assert names["liveness"] == LIVENESS
         assert {names["startup"], names["readiness"]} == set(READINESS)
         for kind in names:
-            assert server[f"{kind}Probe"]["grpc"]["port"] == pod.ports()["grpc"]
+            assert server[f"{kind}Probe"]["grpc"]["port"] == pod.ports()["health"]
     gateway = next(pod for pod in pods(render("kuberay")) if pod.name == "gateway")
     probe = gateway.spec["containers"][0]["readinessProbe"]["grpc"]
     assert probe == {"port": gateway.ports()["grpc"], "service": "attencode.v1.Encoder"}
@@ -167,7 +167,7 @@ def test_the_server_reads_every_setting(overlay: str, monkeypatch: pytest.Monkey
     for name in settings_of(overlay):
         assert name.removeprefix("ATTENCODE_").lower() in config.model_fields_set
     (pod,) = pods(render(overlay))
-    assert pod.ports() == {"grpc": config.port, "metrics": config.metrics_port}
+    assert pod.ports() == {"grpc": config.port, "metrics": config.metrics_port, "health": config.health_port}
     assert config.host == "0.0.0.0"
     assert config.provider == ("cuda" if overlay == "gpu" else "auto")
 
