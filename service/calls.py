@@ -16,7 +16,15 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from service import metrics
-from service.errors import AnswerTooLarge, AttencodeError, InternalFault, InvalidRequest, QueueFull, caller_message
+from service.errors import (
+    REASON,
+    AnswerTooLarge,
+    AttencodeError,
+    InternalFault,
+    InvalidRequest,
+    QueueFull,
+    caller_message,
+)
 
 _LOG = logging.getLogger(__name__)
 _PUNCTUAL_S = 0.005  # by how much a call may be ended early: both sides keep the time, and the one may be ahead
@@ -118,6 +126,7 @@ async def abort(context: grpc.aio.ServicerContext, error: AttencodeError) -> Non
         trailing = (
             ("grpc-status-details-bin", status.SerializeToString()),
             ("attencode-retry-delay-seconds", f"{error.retry_delay_s:.3f}"),  # the same for plain eyes
+            *(((REASON, error.reason),) if error.reason else ()),
         )
     elif isinstance(error, AnswerTooLarge) and error.fits_stream:
         trailing = (("attencode-fits-stream", "1"),)

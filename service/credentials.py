@@ -86,6 +86,8 @@ def channel(tls: Tls | bool, credentials: grpc.ChannelCredentials | None = None)
             raise ValueError("a client's certificate and its key go together; give both, or neither")
         roots = pem.read_authorities(ca, "the server's CA") if ca else None
         pair = pem.read_pair(cert, key, "the client's certificate", "the client's key") if cert else None
+        if pair is not None and (told := pem.when_invalid(pair.cert)):  # of which the server would only hang up
+            raise ValueError(f"the client's certificate in {cert!r} {told}; give one that is valid now")
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"tls: {error}") from error
     made = grpc.ssl_channel_credentials(roots, pair and pair.key, pair and pair.cert)

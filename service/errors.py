@@ -48,6 +48,10 @@ def caller_message(error: AttencodeError) -> str:
     return message if len(message) <= _MOST_CHARS else f"{message[:_MOST_CHARS]}... ({len(message)} characters)"
 
 
+REASON = "attencode-refused-reason"
+"""The trailing metadata by which a refused call tells its reason."""
+
+
 class InvalidRequest(AttencodeError):
     """Report a request that cannot be answered as it is."""
 

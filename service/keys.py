@@ -85,8 +85,9 @@ def new_key(name: str, path: str, limits: dict[str, float]) -> str:
         The key, which is kept nowhere.
 
     Raises:
-        ConfigError: The name is none or taken, a limit is out of its range, or the file is malformed.
-        OSError: The file cannot be written.
+        ConfigError: The name is none or taken, a limit is out of its range, the file is malformed, or its folder is
+            not there or not to be written into.
+        OSError: The file cannot be read, or not be written to its end.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a key's name must be {_NAME_RULE}")
@@ -103,7 +104,7 @@ def new_key(name: str, path: str, limits: dict[str, float]) -> str:
     try:
         _keys(content)
     except _Fault as fault:
-        raise ConfigError(f"the new key {fault}") from None
+        raise ConfigError(f"no key is made: with it {path!r} {fault}") from None
     _replace(target, content)
     return key
 
@@ -146,7 +147,7 @@ def _key(number: int, entry: dict[str, Any]) -> Key:
     name, digest = entry.get("name"), entry.get("sha256")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _Fault(f"gives key {number} no proper name; it must be {_NAME_RULE}")
-    which = f"key {number}, {name!r}"
+    which = f"key {number} ({name!r})"
     if unknown := len(entry.keys() - set(_FIELDS)):
         raise _Fault(f"has {unknown} unknown fields in {which}; a key has {', '.join(_FIELDS)}")
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
@@ -184,6 +185,11 @@ def _replace(target: Path, content: bytes) -> None:
         raise ConfigError(
             f"{str(fresh)!r} is there: another key is being made, or its making was broken off; remove it if not"
         ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into the folder {str(fresh.parent)!r} of the file of keys: {error.strerror}; make it, or "
+            "give --file another place"
+        ) from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -63,10 +63,10 @@ def read_pair(cert_path: str, key_path: str, cert_name: str, key_name: str) -> P
             f"{error.reason or 'not PEM'}"
         ) from error
     try:
-        usable, _ = _usable(pair.cert), not_after(pair.cert)
+        usable, _ = _usable(pair.cert), when_invalid(pair.cert)
     except (ValueError, LookupError) as error:  # OpenSSL does not look at all that it loads
         raise ValueError(
-            f"{cert_name}: the certificate in {cert_path!r} has no key or no end that can be read; make it anew"
+            f"{cert_name}: the certificate in {cert_path!r} has no key or no time that can be read; make it anew"
         ) from error
     if not usable:
         raise ValueError(
@@ -108,7 +108,33 @@ def not_after(cert: bytes) -> datetime:
     Raises:
         ValueError: It is no time as RFC 5280 has it.
     """
-    _, (kind, digits) = _parts(_fields(cert)["validity"])
+    _, end = _parts(_fields(cert)["validity"])
+    return _moment(*end)
+
+
+def when_invalid(cert: bytes) -> str:
+    """Say in words that a certificate has expired, or is not valid yet; empty where it is valid now.
+
+    Args:
+        cert: As for `not_after`.
+
+    Raises:
+        ValueError: Its times are none as RFC 5280 has them.
+    """
+    begin, end = (_moment(*time) for time in _parts(_fields(cert)["validity"]))
+    now = datetime.now(UTC)
+    if end < now:
+        return f"expired on {minute(end)}"
+    return f"is not valid before {minute(begin)}" if begin > now else ""
+
+
+def minute(moment: datetime) -> str:
+    """Write a moment for people."""
+    return moment.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _moment(kind: int, digits: bytes) -> datetime:
+    """Read a time of a certificate: its tag in DER, and its content."""
     words = digits.decode("ascii")
     if kind == _UTC_TIME:  # section 4.1.2.5.1: from 50 on it is the last century
         words = ("19" if words[:2] >= "50" else "20") + words

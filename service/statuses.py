@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from service.errors import (
+    REASON,
     AnswerTooLarge,
     AttencodeError,
     DeadlineExceeded,
@@ -26,6 +27,7 @@ _UNRESOLVED = re.compile(r"errors resolving|resolution failed")
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)")
 _HUNG_UP = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe")
 _UNCONNECTED = re.compile(r"failed to connect")
+_REASON = re.compile(r"[a-z0-9_]{1,40}")  # a word for those who count, whoever answers
 
 
 class RemoteError(AttencodeError):
@@ -82,12 +84,13 @@ class Callee:
             return Unavailable(self._unavailable(message))
         if code == grpc.StatusCode.INVALID_ARGUMENT and _trailing(error, "attencode-fits-stream"):
             return AnswerTooLarge(message, fits_stream=True)
-        return self.typed(code, message, _seconds(_trailing(error, "attencode-retry-delay-seconds")))
+        delay_s, reason = _seconds(_trailing(error, "attencode-retry-delay-seconds")), _trailing(error, REASON)
+        return self.typed(code, message, delay_s, reason if _REASON.fullmatch(reason) else "")
 
-    def typed(self, code: grpc.StatusCode, message: str, retry_delay_s: float) -> AttencodeError:
-        """Give the error that stands for a status, of a call or of one item of a stream."""
+    def typed(self, code: grpc.StatusCode, message: str, retry_delay_s: float, reason: str = "") -> AttencodeError:
+        """Give the error that stands for a status, of a call or of one item of a stream, which has no reason."""
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED and 0 < retry_delay_s < math.inf:
-            return QueueFull(message, retry_delay_s)
+            return QueueFull(message, retry_delay_s, reason=reason)
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return Unauthenticated(
                 f"{message} (with this client: api_key=KEY, or for a command ATTENCODE_API_KEY or --api-key-file FILE)"
@@ -137,16 +140,20 @@ class Callee:
 
     def _hung_up(self) -> str:
         """Say why a server ends a connection at its beginning; all that gRPC tells is that it did."""
+        full = "or it has as many connections as it may (--max-connections)"
         if not self.tls:
             return (
-                "the server closed the connection, as one that speaks TLS does with plaintext; ask by TLS, with "
-                "tls=True, tls=attencode.Tls(ca=FILE) or --tls"
+                f"the server closed the connection, as one that speaks TLS does with plaintext, {full}; if it is TLS, "
+                "ask with tls=True, tls=attencode.Tls(ca=FILE) or --tls"
             )
         if self.shows_certificate:
-            return "the server closed the connection, as one does that trusts another CA than that of this certificate"
+            return (
+                "the server closed the connection, as one does that trusts another CA than that of this certificate, "
+                f"or by whose clock it is not valid, {full}"
+            )
         return (
-            "the server closed the connection, as one does that wants a client's certificate; show one, as "
-            "tls=attencode.Tls(cert=FILE, key=FILE) or --tls-cert FILE --tls-key FILE"
+            f"the server closed the connection, as one does that wants a client's certificate, {full}; for the former "
+            "show one, as tls=attencode.Tls(cert=FILE, key=FILE) or --tls-cert FILE --tls-key FILE"
         )
 
 

@@ -7,7 +7,6 @@ and no error. May import: metrics, pem, errors, grpc.
 import logging
 import threading
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,14 @@ class Certificates:
         self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Read the files, and follow them from now on; an expired certificate is a warning.
+        """Read the files, and follow them from now on; one that is not valid now is a warning.
 
         Raises:
             ConfigError: As from `check`.
         """
         self._seen = self._contents()
         self._current = self._read()
-        self._warn_if_expired(self._current)
+        self._warn_if_invalid(self._current)
         metrics.watch_certificate(self._end)
         return grpc.dynamic_ssl_server_credentials(self._current.configuration(), self._changed, self.mutual)
 
@@ -102,8 +101,8 @@ class Certificates:
         if found == self._current:
             return
         self._current, self._told = found, False
-        _LOG.info("new connections get a new certificate, valid until %s", _minute(pem.not_after(found.pair.cert)))
-        self._warn_if_expired(found)
+        _LOG.info("new connections get a new certificate, valid until %s", pem.minute(pem.not_after(found.pair.cert)))
+        self._warn_if_invalid(found)
 
     def _contents(self) -> tuple[bytes, ...]:
         """Read the files as they are; what cannot be read is empty."""
@@ -123,11 +122,6 @@ class Certificates:
             raise ConfigError(str(error)) from error
         return _Shown(pair, ca)
 
-    def _warn_if_expired(self, shown: _Shown) -> None:
-        end = pem.not_after(shown.pair.cert)
-        if end < datetime.now(UTC):
-            _LOG.warning("the certificate in %r expired on %s; clients will refuse it", self._cert, _minute(end))
-
-
-def _minute(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
+    def _warn_if_invalid(self, shown: _Shown) -> None:
+        if told := pem.when_invalid(shown.pair.cert):
+            _LOG.warning("the certificate in %r %s; clients will refuse it", self._cert, told)

@@ -36,12 +36,17 @@ class Authority:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
-    def sign(self, name: str, *, days: float = 1, password: bytes | None = None, key: Key | None = None) -> Files:
-        """Make a certificate for 127.0.0.1 and `server.test`, a new key if none is given, as NAME.pem and NAME.key."""
+    def sign(
+        self, name: str, *, days: float = 1, since: float = -30, password: bytes | None = None, key: Key | None = None
+    ) -> Files:
+        """Make a certificate for 127.0.0.1 and `server.test`, a new key if none is given, as NAME.pem and NAME.key.
+
+        It is valid from `since` to `days`, both in days from now.
+        """
         key = key or ec.generate_private_key(ec.SECP256R1())
         names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("server.test")]
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        made = _builder(subject, key, days).issuer_name(self._name)
+        made = _builder(subject, key, days, since).issuer_name(self._name)
         made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
         certificate = made.sign(self._key, hashes.SHA256())
         files = Files(self._folder / f"{name}.pem", self._folder / f"{name}.key", certificate.serial_number)
@@ -56,8 +61,8 @@ def serial_of(certificate: str) -> int:
     return x509.load_pem_x509_certificate(certificate.encode()).serial_number
 
 
-def _builder(name: x509.Name, key: Key, days: float) -> x509.CertificateBuilder:
+def _builder(name: x509.Name, key: Key, days: float, since: float = -30) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(name).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - timedelta(days=30)).not_valid_after(now + timedelta(days=days))
+    return builder.not_valid_before(now + timedelta(days=since)).not_valid_after(now + timedelta(days=days))

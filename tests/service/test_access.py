@@ -147,11 +147,14 @@ def test_a_key_that_asks_too_often(server: Server, keys: Keys) -> None:
         answers = list(client.encode_stream([attencode.encode_request("abc")] * 4))
         assert [type(answer) for answer in answers[:2]] == [attencode.EncodeResult] * 2
         assert all(isinstance(answer, QueueFull) and answer.retry_delay_s > 100 for answer in answers[2:])
+        with pytest.raises(QueueFull) as caught:
+            client.encode("abc")
+        assert caught.value.reason == "key_rate"
     error = ask(address(server), *metadata)
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert 100 < retry_delay_s(error) <= 1000
     assert "'rated' may ask 0.001 times a second" in error.details()
-    assert refused("key_rate") - before == 3
+    assert refused("key_rate") - before == 4
     with Client(address(server), api_key=keys.known["search"]) as client:
         client.encode("abc")
 

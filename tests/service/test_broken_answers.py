@@ -101,6 +101,18 @@ def test_a_delay() -> None:
     assert error.retry_delay_s == 0.25
 
 
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("queue_full", "queue_full"), ("Full <b>", ""), ("a" * 99, ""), (b"\xff", "")]
+)
+def test_a_reason(sent: Any, kept: str) -> None:
+    """A refusal's reason is one word; what is none is left out."""
+    delay = ("attencode-retry-delay-seconds", "1")
+    ended = Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", [delay, ("attencode-refused-reason", sent)])
+    error = CALLEE.error(ended)
+    assert isinstance(error, QueueFull)
+    assert error.reason == kept
+
+
 def test_a_size_beyond_reason() -> None:
     """Words like gRPC's own, with a number of thousands of digits, are repeated, not read."""
     words = f"Received message larger than max ({'9' * 6000} vs. 4)"

@@ -66,6 +66,7 @@ def test_streams_of_one_connection(open_server: Server) -> None:
         assert refusal.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert retry_delay_s(refusal) > 0
         assert "--max-connection-streams" in refusal.details()
+        assert dict(refusal.trailing_metadata())["attencode-refused-reason"] == "connection_streams"
         assert refused("connection_streams") - before == 1
         other, more, other_done = open_streams(address(open_server), 2)
         with other:
@@ -228,7 +229,7 @@ def test_more_connections_than_there_may_be(tiny_artifact: Path) -> None:
             with one:
                 one.encode("abc")
                 two.encode("abc")
-                with pytest.raises(attencode.Unavailable):
+                with pytest.raises(attencode.Unavailable, match="as many connections as it may"):
                     three.encode("abc")
                 one.encode("abc")
 

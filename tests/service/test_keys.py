@@ -65,7 +65,7 @@ def test_the_command_for_a_key(path: Path, capsys: pytest.CaptureFixture[str]) -
         ("se arch", [], "a key's name must be"),
         ("x" * 33, [], "a key's name must be"),
         ("other", ["--burst", "3"], "a burst without requests_per_second"),
-        ("other", ["--weight", "nan"], "no number from 0.01 to 100"),
+        ("other", ["--weight", "nan"], f"with it {str(path)!r} has a weight in key 2 ('other') that is no number from"),
         ("other", ["--max-concurrent", "0"], "no whole number from 1 on"),
     ):
         assert main(["keys", "new", name, "--file", str(path), *flags]) == 1
@@ -76,6 +76,16 @@ def test_the_command_for_a_key(path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["keys", "new", "other", "--file", str(path)]) == 1
     assert "another key is being made" in capsys.readouterr().err
     assert fresh.exists()
+
+
+def test_a_key_for_a_folder_that_is_not_there(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the folder, not a file that nobody has heard of."""
+    absent = path.parent / "absent"
+    assert main(["keys", "new", "search", "--file", str(absent / "keys.toml")]) == 1
+    printed = capsys.readouterr().err
+    assert f"cannot write into the folder {str(absent)!r}" in printed
+    assert "No such file or directory; make it" in printed
+    assert ".new" not in printed
 
 
 BROKEN = [
@@ -89,9 +99,9 @@ BROKEN = [
     (f"[[keys]]\nsha256 = '{HASH}'", "gives key 1 no proper name"),
     (f"[[keys]]\nname = 'secret secret'\nsha256 = '{HASH}'", "gives key 1 no proper name"),
     (f"[[keys]]\nname = '{'secret' * 6}'\nsha256 = '{HASH}'", "gives key 1 no proper name"),
-    ("[[keys]]\nname = 'a'", "has no sha256 of 64 hexadecimal digits in key 1, 'a'"),
+    ("[[keys]]\nname = 'a'", "has no sha256 of 64 hexadecimal digits in key 1 ('a')"),
     ("[[keys]]\nname = 'a'\nsha256 = 'secret'", "it is the hash of the key, not the key"),
-    (f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\nsecret = 1", "has 1 unknown fields in key 1, 'a'"),
+    (f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\nsecret = 1", "has 1 unknown fields in key 1 ('a')"),
     (f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\nrequests_per_second = 'secret'", "a requests_per_second in key 1"),
     (f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\nrequests_per_second = 0", "no number from 1e-06 to 1e"),
     (f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\nrequests_per_second = true", "a requests_per_second in key 1"),

@@ -19,5 +19,5 @@ def test_an_end_that_cannot_be_read(tmp_path: Path, digit: bytes) -> None:
     end = der.index(_TIME, der.index(_TIME) + 2) + len(_TIME)
     der = der[: end + 2] + digit + der[end + 3 :]
     files.cert.write_bytes(b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n")
-    with pytest.raises(ValueError, match=r"--tls-cert: the certificate in .* has no key or no end that can be read"):
+    with pytest.raises(ValueError, match=r"--tls-cert: the certificate in .* has no key or no time that can be read"):
         read_pair(str(files.cert), str(files.key), "--tls-cert", "--tls-key")

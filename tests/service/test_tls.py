@@ -105,8 +105,8 @@ def test_who_is_not_served(server: object, stranger: Authority, authority: Autho
         server.address, Tls(ca=stranger.ca)
     )
     assert "not trusted" in refusal(server.address, tls=True)
-    port = server.address.rpartition(":")[2]
-    assert "for other names than this address" in refusal(f"localhost:{port}", Tls(ca=authority.ca))
+    elsewhere = Tls(ca=authority.ca, server_name="other.test")
+    assert "for other names than this address" in refusal(server.address, elsewhere)
 
 
 def test_tls_to_a_server_without(started: Callable[..., object], tiny_artifact: Path) -> None:
@@ -146,12 +146,21 @@ def test_commands_by_tls(
 
 
 def test_what_a_client_is_given(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
-    """Files that are no certificates or no pair, and credentials twice, are refused when the client is made."""
+    """Files that are no certificates, no pair or not valid, and credentials twice, are refused when it is made."""
     own, other = authority.sign("one"), stranger.sign("two")
+    old, early = authority.sign("old", days=-3), authority.sign("early", since=3, days=9)
     (tmp_path / "text.pem").write_text("secret")
     for tls, words in (
         (Tls(ca=tmp_path / "text.pem"), "holds no certificate in PEM"),
         (Tls(cert=own.cert), "go together"),
+        (
+            Tls(cert=old.cert, key=old.key),
+            rf"old.pem' expired on {not_after(old.cert.read_bytes()):%Y-%m-%d %H:%M} UTC",
+        ),
+        (
+            Tls(cert=early.cert, key=early.key),
+            r"early.pem' is not valid before \d{4}-\d\d-\d\d \d\d:\d\d UTC; give one",
+        ),
         (Tls(cert=own.cert, key=other.key), "does not match the certificate"),
         ("ca.pem", "tls must be True, False or attencode.Tls"),
     ):
@@ -348,15 +357,20 @@ def test_a_wrong_key_stops_the_command(
     assert printed.count("\n") == 1
 
 
-def test_an_expired_certificate_is_a_warning(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    """The server starts with it, and says since when clients refuse it; its end is read as it was written."""
+def test_a_certificate_that_is_not_valid_is_a_warning(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    """The server starts with it, expired or not valid yet, and says when clients refuse it; its end is as written."""
     expired = authority.sign("expired", days=-3)
     with caplog.at_level(logging.WARNING, "service.tls"):
         Certificates(str(expired.cert), str(expired.key)).credentials()
     end = not_after(expired.cert.read_bytes())
     assert f"expired on {end:%Y-%m-%d %H:%M} UTC" in caplog.text
+    early = authority.sign("awaited", since=3, days=9)
+    with caplog.at_level(logging.WARNING, "service.tls"):
+        Certificates(str(early.cert), str(early.key)).credentials()
     from cryptography import x509
 
+    begin = x509.load_pem_x509_certificate(early.cert.read_bytes()).not_valid_before_utc
+    assert f"awaited.pem' is not valid before {begin:%Y-%m-%d %H:%M} UTC; clients will refuse it" in caplog.text
     for days in (1, 365 * 40):  # the second is written as another kind of time
         cert = authority.sign("dated", days=days).cert.read_bytes()
         assert not_after(cert) == x509.load_pem_x509_certificate(cert).not_valid_after_utc
