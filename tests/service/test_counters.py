@@ -153,7 +153,7 @@ def test_a_message_that_is_too_large_counts(tiny_artifact: Path) -> None:
     """GRPC refuses it with the status that is counted."""
 
     async def test() -> None:
-        async with served(tiny_artifact, max_request_bytes=1000) as (_, channel):
+        async with served(tiny_artifact, max_request_bytes=1024) as (_, channel):
             before, load = counted(), Load(channel)
             await load.all(load.encode(request("a" * 2000)), load.encode(request("a")))
             await asyncio.sleep(0.2)
