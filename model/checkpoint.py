@@ -8,7 +8,9 @@ May import: config, confined, encoder, families, errors, torch, safetensors.
 """
 
 import json
+import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -195,8 +197,8 @@ def _names(path: Path) -> list[str]:
         try:
             with safe_open(path, framework="pt") as file:
                 return list(file.keys())
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is not a readable weights file: {error}") from error
+        except (SafetensorError, OSError, RuntimeError) as error:  # the last from where it cannot be mapped
+            raise CheckpointError(f"{path} is not a readable weights file: {first_line(error)}") from error
     return list(_load_pickle(path))
 
 
@@ -216,9 +218,17 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
         archive = zipfile.is_zipfile(path)
         if archive:
             _refuse_packed(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        with warnings.catch_warnings(action="ignore"):
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except CheckpointError:
         raise
+    except pickle.UnpicklingError as error:  # whose words advise to run it
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f" ({named[1]})" if named else ""
+        raise CheckpointError(
+            f"{path} is not a readable weights file: it holds more than plain tensors{what}, which may be code and is "
+            "never run; take the checkpoint's safetensors"
+        ) from error
     except Exception as error:  # pickle, zipfile and torch raise many kinds for damaged or refused bytes
         raise CheckpointError(f"{path} is not a readable weights file: {first_line(error)}") from error
     if not isinstance(loaded, dict):

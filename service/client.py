@@ -31,6 +31,7 @@ from service.tracing import outgoing_metadata
 from service.values import shown
 
 DEFAULT_TIMEOUT_S = 30.0
+_LONGEST_S = 1e8  # three years; beyond some 9e9, nanoseconds in 64 bits, gRPC takes a deadline for one that is over
 
 # gRPC retries by itself what a server refused without having begun it (gRFC A6).
 SERVICE_CONFIG = {
@@ -333,8 +334,11 @@ def _channel_options(
         raise InvalidRequest(
             f"the server's address must be host and port, for instance 127.0.0.1:50051, got {shown(address)}"
         )
-    if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
-        raise InvalidRequest(f"timeout_s must be seconds above 0, or None to wait for ever, got {shown(timeout_s)}")
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _LONGEST_S):
+        raise InvalidRequest(
+            f"timeout_s must be seconds above 0 and up to {_LONGEST_S:g}, or None to wait for ever, "
+            f"got {shown(timeout_s)}"
+        )
     if not isinstance(options, list | tuple) or not all(
         isinstance(option, tuple) and len(option) == 2 and isinstance(option[0], str) for option in options
     ):

@@ -27,6 +27,9 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Threads = Annotated[int, Field(ge=1, le=512)]
 Duration = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Patience = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+# Below these nothing could be asked or answered: GetModel's answer alone has some hundred bytes.
+RequestBytes = Annotated[int, Field(ge=1024, le=2**31 - 1)]
+MessageBytes = Annotated[int, Field(ge=16_384, le=2**31 - 1)]
 AutoCount = Count | Literal["auto"]
 Cores = Annotated[float, Field(gt=0, le=4096)]
 Share = Annotated[float, Field(ge=0, le=64)]
@@ -109,14 +112,14 @@ class ServiceConfig(BaseSettings):
     )
     max_inputs: Count = Field(1024, description="Inputs of one request")
     max_request_tokens: Count = Field(2**19, description="Tokens of one request, after truncation")
-    max_message_bytes: Count = Field(64 * 2**20, description="Largest message of an answer, in bytes")
-    max_answer_bytes: Count = Field(
+    max_message_bytes: MessageBytes = Field(64 * 2**20, description="Largest message of an answer, in bytes")
+    max_answer_bytes: MessageBytes = Field(
         2**29, description="Largest answer on a stream, and memory for all unsent ones of more than 1 MiB, in bytes"
     )
     stalled_after_s: Patience = Field(
         120.0, description="When a stream ends of whose ready answers nothing is read; for each MiB of a message"
     )
-    max_request_bytes: Count = Field(4 * 2**20, description="Largest request, in bytes")
+    max_request_bytes: RequestBytes = Field(4 * 2**20, description="Largest request, in bytes")
     max_stream_requests: Count = Field(64, description="Unanswered requests of one stream before it is held back")
     max_connections: Count = Field(1024, description="Connections at one time; further ones are closed at once")
     max_connection_requests: Count = Field(

@@ -106,6 +106,11 @@ class Call:
             self.deadline_s = self._end_s if self.deadline_s is None else min(self.deadline_s, self._end_s)
         return self._end_s
 
+    @property
+    def is_the_servers_time(self) -> bool:
+        """Whether the server's time for it ends before its caller's."""
+        return self._end_s is not None and self._end_s == self.deadline_s
+
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
@@ -154,6 +159,10 @@ class Encoding:
                 return await self._encode_with(served, call, finish)
             except Outdated:
                 call.share.begin_anew()
+            except DeadlineExceeded as error:
+                if call.is_the_servers_time:
+                    raise self._servers_time() from error
+                raise
 
     async def tokenize(self, request: TokenizeRequest, place: Place) -> TokenizeResult:
         """Split a request's inputs into tokens."""
@@ -162,9 +171,15 @@ class Encoding:
             end_s = time.monotonic() + self._limits.max_deadline_s
             sequences, _ = await self._sequences(served, request, place, end_s, describe=True)
         except TimeoutError as error:
-            raise DeadlineExceeded("the deadline passed before the texts were tokenized") from error
+            raise self._servers_time() from error
         results = [InputResult(item.length, item.original_length, item.tokens) for item in sequences]
         return TokenizeResult(results, served.name, served.artifact.digest)
+
+    def _servers_time(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"this server gives a request {self._limits.max_deadline_s:g} s, and they have passed; ask for less at "
+            "once, or start it with a longer --max-deadline-s"
+        )
 
     async def _encode_with(self, served: ServedModel, call: Call, finish: Callable[[EncodeResult], Answer]) -> Answer:
         """Answer a request by one version of its model from beginning to end."""

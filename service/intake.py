@@ -17,6 +17,7 @@ from service.admission import Door
 from service.errors import InvalidRequest, QueueFull
 
 _PATIENCE_S = 2.0
+_GRACE_S = 0.02  # a message of a few KiB comes with its call, and 4 MiB within a data centre in this time
 _PLACES_BYTES = 64 * 2**20
 _LAST_WORD_S = 0.05  # within which gRPC says so, after it has said that there is no message
 
@@ -24,22 +25,26 @@ _LAST_WORD_S = 0.05  # within which gRPC says so, after it has said that there i
 class Readers:
     """Places to read messages to; each may take a whole one.
 
-    Who comes when all are taken waits its turn. Who has been reading for long gives its place up to who waits: a client
-    that sends slowly, or not at all, holds up none that does.
+    Who comes when all are taken waits its turn. Whose message does not come at once is put aside for who waits, and
+    where as many are aside already, whoever of them has had its time gives up, or else the one that came last: clients
+    that send slowly, or not at all, hold up none that does.
     """
 
-    def __init__(self, most: int, most_s: float, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, most: int, most_s: float, patience_s: float = _PATIENCE_S, *, grace_s: float = _GRACE_S) -> None:
         """Start with all places free.
 
         Args:
-            most: Places.
+            most: Places, and as many aside.
             most_s: How long a message may take to come.
-            patience_s: How long it may while others wait to be read.
+            patience_s: How long it may aside while others are to be put there.
+            grace_s: How long it may while others wait to be read.
         """
         self._most = most
         self._most_s = most_s
         self._patience_s = patience_s
+        self._grace_s = grace_s
         self._reading: dict[asyncio.Task[Any], float] = {}  # who reads -> since when; the first has for longest
+        self._aside: dict[asyncio.Task[Any], float] = {}  # the same
         self._ended: set[asyncio.Task[Any]] = set()  # of those, who has been told to end
         self._turn = asyncio.Lock()  # wakes those who wait in the order in which they came
         self._freed = asyncio.Event()
@@ -67,11 +72,12 @@ class Readers:
                 raise
             raise self._too_slow(time.monotonic() - started) from None
         finally:
-            del self._reading[reader]
+            self._reading.pop(reader, None)
+            self._aside.pop(reader, None)
             self._ended.discard(reader)
             self._freed.set()
         if data is grpc.aio.EOF:
-            await asyncio.sleep(_LAST_WORD_S)  # is ended here if the call was cancelled, or its message too large
+            await _last_word()
             raise InvalidRequest("the call ended without a message; send one request")
         return bytes(data)
 
@@ -84,33 +90,47 @@ class Readers:
         )
 
     def _end(self, reader: asyncio.Task[Any]) -> None:
-        if reader in self._reading and reader not in self._ended:
+        if reader not in self._ended:
             self._ended.add(reader)
             reader.cancel()
+
+    def _put_aside(self, reader: asyncio.Task[Any], now: float) -> None:
+        """Free a reader's place; it reads on unless too many do so."""
+        since = self._reading.pop(reader)
+        if len(self._aside) >= self._most:
+            slowest, began = next(iter(self._aside.items()))
+            if began + self._patience_s > now:
+                self._end(reader)
+                return
+            self._end(slowest)
+            del self._aside[slowest]
+        self._aside[reader] = since
 
     def _end_the_slowest(self) -> None:
         """End those whose time is up, and come again for the others: one timer for all costs no call anything."""
         self._sweep = None
         now = time.monotonic()
-        for reader, since in tuple(self._reading.items()):
+        left = []
+        for reader, since in (*self._aside.items(), *self._reading.items()):
             if since + self._most_s > now:
-                later_s = since + self._most_s - now
-                self._sweep = asyncio.get_running_loop().call_later(later_s, self._end_the_slowest)
-                break
-            self._end(reader)
+                left.append(since)
+            else:
+                self._end(reader)
+        if left:
+            later_s = min(left) + self._most_s - now
+            self._sweep = asyncio.get_running_loop().call_later(later_s, self._end_the_slowest)
 
     async def _free_a_place(self) -> None:
-        """Wait until a place is free, or the slowest has had its time."""
+        """Wait until a place is free; whose message is not there in time is put aside."""
         while len(self._reading) >= self._most:
-            slowest, since = next(iter(self._reading.items()))
+            first, since = next(iter(self._reading.items()))
             self._freed.clear()
             try:
-                async with asyncio.timeout_at(since + self._patience_s):
+                async with asyncio.timeout(since + self._grace_s - time.monotonic()):
                     await self._freed.wait()
             except TimeoutError:
-                if slowest in self._reading:
-                    self._end(slowest)
-                    await self._freed.wait()
+                if first in self._reading:
+                    self._put_aside(first, time.monotonic())
 
 
 class Intake:
@@ -178,3 +198,19 @@ class Place:
         """
         self._door.weigh(amount, self._bytes)
         self._bytes += amount
+
+
+async def _last_word() -> None:
+    """Wait for what gRPC has to say of a call whose message did not come: nothing, or that it is over.
+
+    Raises:
+        QueueFull: It is: the message was larger than may be, or the call was taken back, which cannot be told apart.
+    """
+    try:
+        await asyncio.sleep(_LAST_WORD_S)
+    except asyncio.CancelledError:
+        raise QueueFull(
+            "the call was over before its message was there: taken back, or larger than --max-request-bytes",
+            retry_delay_s=_PATIENCE_S,
+            reason="no_message",
+        ) from None

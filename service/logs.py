@@ -46,12 +46,16 @@ def log_to_stderr(level: str, form: LogFormat) -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(form == "json")
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_header)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
 
 
-def _is_no_header(record: logging.LogRecord) -> bool:
-    """Tell whether a record may be logged: not a call's header that is no UTF-8: it may be long, and a secret."""
-    return not str(record.msg).startswith("Invalid encoding on")
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Tell whether a record says something of this server, and not of what a client sent or that it left.
+
+    A header that is no UTF-8 may be long, and a secret; an answer to who has left fails with a traceback.
+    """
+    message = str(record.msg)
+    return not message.startswith("Invalid encoding on") and "ExecuteBatchError" not in record.getMessage()
 
 
 def line(message: str, logger: str, form: LogFormat) -> str:

@@ -23,8 +23,8 @@ FAULTS = ("memory", "device", "stuck", "error", "not_finite")
 TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
 REASONS = (
     *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
-    *("streams", "unsent_answers", "unauthenticated", "key_rate", "key_concurrency", "connection_requests"),
-    "connection_streams",
+    *("no_message", "streams", "unsent_answers", "unauthenticated", "key_rate", "key_concurrency"),
+    *("connection_requests", "connection_streams"),
 )
 _MODEL = ("model",)
 _REPLICA = ("model", "replica", "node")

@@ -39,6 +39,7 @@ from service.tracing import Tracing
 _LOG = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Encoder"].full_name
+_TINY_ANSWER_BYTES = 16_384  # ten vectors; others' answers that nobody reads never hold these up
 # Of a unary answer's tensors at most at one time: as arrays, as a message, as its bytes, and one tensor on the way from
 # the one to the other; once it is sent, as these bytes and as gRPC's own. With 3, ten unread answers of 57 MB took 321
 # to 408 MB where 400 were allowed.
@@ -63,7 +64,7 @@ class EncoderServicer:
         self._limits = limits
         self._intake = Intake(Door(work), limits.max_request_bytes, limits.max_deadline_s)
         self._encoding = Encoding(models, limits)
-        self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES)
+        self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES, tiny_bytes=_TINY_ANSWER_BYTES)
         metrics.watch_unsent(lambda: self._unsent.held, limits.max_answer_bytes)
 
     def handlers(self) -> grpc.GenericRpcHandler:

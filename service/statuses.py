@@ -28,6 +28,7 @@ _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)")
 _HUNG_UP = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe")
 _UNCONNECTED = re.compile(r"failed to connect")
 _REASON = re.compile(r"[a-z0-9_]{1,40}")  # a word for those who count, whoever answers
+_SERVERS_TIME = "--max-deadline-s"  # is named where not the caller's own time was up
 
 
 class RemoteError(AttencodeError):
@@ -97,7 +98,7 @@ class Callee:
             )
         if code == grpc.StatusCode.INTERNAL:
             return InternalFault(message)
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED and self.timeout_s is not None:
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED and self.timeout_s is not None and _SERVERS_TIME not in message:
             return DeadlineExceeded(
                 f"no answer came from {self.address!r} within the deadline of {self.timeout_s:g} s; give the client a "
                 "longer timeout_s, or the command a longer --timeout, or ask for less"

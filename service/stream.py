@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from service.errors import QueueFull
 
+_NO_LIMIT = 2**62
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -79,28 +81,34 @@ class ServerBudget:
     """Bytes of unsent answers that a server may hold together.
 
     Small answers have half as much for themselves, so that who asks for vectors never waits for a reader of attention.
+    Tiny ones wait for nobody: how many there may be is bounded with the requests in work.
     """
 
-    def __init__(self, capacity: int, small_bytes: int, patience_s: float = 60.0) -> None:
+    def __init__(self, capacity: int, small_bytes: int, patience_s: float = 60.0, *, tiny_bytes: int = 0) -> None:
         """Start with nothing held.
 
         Args:
             capacity: Bytes of all large answers together.
             small_bytes: Answers up to this size are small.
             patience_s: With answers that nobody reads, before who waits for their bytes is sent away.
+            tiny_bytes: Answers up to this size are tiny.
         """
         self.patience_s = patience_s
         self._small_bytes = small_bytes
+        self._tiny_bytes = tiny_bytes
+        self._tiny = ByteBudget(_NO_LIMIT, patience_s)
         self._small = ByteBudget(capacity // 2, patience_s)
         self._large = ByteBudget(capacity, patience_s)
 
     @property
     def held(self) -> int:
         """Bytes that are held."""
-        return self._small.held + self._large.held
+        return self._tiny.held + self._small.held + self._large.held
 
     def of(self, amount: int) -> ByteBudget:
         """Give the budget that an answer of this size counts for."""
+        if amount <= self._tiny_bytes:
+            return self._tiny
         return self._small if amount <= self._small_bytes else self._large
 
 

@@ -25,8 +25,8 @@ def server_options(config: ServiceConfig) -> Options:
         ("grpc.max_send_message_length", -1),  # the servicer bounds its answers, with a better message
         # Of calls that are begun and reset by the thousand gRPC would cancel others' at random, from a thousand on that
         # the event loop has not come to yet (measured: 11 of 2,000).
-        ("grpc.server.max_pending_requests", 8192),
-        ("grpc.server.max_pending_requests_hard_limit", 16_384),
+        ("grpc.server.max_pending_requests", 32_768),
+        ("grpc.server.max_pending_requests_hard_limit", 65_536),
     )
 
 

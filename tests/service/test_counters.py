@@ -25,7 +25,9 @@ SETTINGS = {
     "max_request_tokens": 1000,
     "max_request_bytes": 2**26,  # so that two messages are read at once
 }
-REASONS = {"queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message", "streams"}
+REASONS = {"queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message", "no_message"} | {
+    "streams"
+}
 
 
 def request(*texts: str) -> bytes:
@@ -96,11 +98,14 @@ async def refused_calls(load: Load, drain: DrainRate) -> None:
     item = pb.EncodeStreamRequest(id=1, request=pb.EncodeRequest.FromString(request("a"))).SerializeToString()
     nothing = pb.EncodeStreamRequest(id=2, request=pb.EncodeRequest()).SerializeToString()
     await asyncio.gather(load.items(item, nothing, b"\xff"), load.items(item))
-    calls = [load.slow() for _ in range(3)]
-    await asyncio.sleep(3)
-    for call in calls:
+    calls = [load.slow() for _ in range(5)]  # two places, two aside, and one too many
+    await asyncio.sleep(0.5)
+    left = [call for call in calls if not call.done()]
+    for call in left:
         call.cancel()
-    await load.all(*calls)
+    await asyncio.gather(*left, return_exceptions=True)
+    load.seen["RESOURCE_EXHAUSTED"] += len(left)  # which gRPC does not tell from messages that are too large
+    await load.all(*(call for call in calls if call not in left))
 
 
 async def other_calls(load: Load) -> None:
@@ -142,3 +147,18 @@ def test_each_reason_begins_at_0(reason: str) -> None:
     """Prometheus sees the first refusal as an increase."""
     metrics.prepare_requests(["Encode"])
     assert reason in {sample.labels["reason"] for sample in next(iter(metrics.REFUSED.collect())).samples}
+
+
+def test_a_message_that_is_too_large_counts(tiny_artifact: Path) -> None:
+    """GRPC refuses it with the status that is counted."""
+
+    async def test() -> None:
+        async with served(tiny_artifact, max_request_bytes=1024) as (_, channel):
+            before, load = counted(), Load(channel)
+            await load.all(load.encode(request("a" * 2000)), load.encode(request("a")))
+            await asyncio.sleep(0.2)
+            codes, reasons = (now - was for now, was in zip(counted(), before, strict=True))
+        assert codes == load.seen == {"RESOURCE_EXHAUSTED": 1, "OK": 1}
+        assert reasons == {"no_message": 1}
+
+    asyncio.run(asyncio.wait_for(test(), 30))

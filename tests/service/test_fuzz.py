@@ -34,8 +34,8 @@ def on_minilm(minilm_artifact: Path) -> targets.OnArtifact:
 @pytest.fixture(scope="module")
 def on_files(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> files.OnFiles:
     """Give the targets that read files."""
-    files = Authority(tmp_path_factory.mktemp("ca")).sign("server")
-    pair = files.cert.read_bytes(), files.key.read_bytes()
+    signed = Authority(tmp_path_factory.mktemp("ca")).sign("server")
+    pair = signed.cert.read_bytes(), signed.key.read_bytes()
     return files.OnFiles(tmp_path_factory.mktemp("fuzz"), tiny_artifact, pair)
 
 

@@ -234,11 +234,11 @@ def _gigabytes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: describe(folder, vocab_size=1 << 62), "values for vocab_size that do not fit the"),
-        (lambda folder: describe(folder, hidden_size=1 << 62), "values for hidden_size, attention_weights that do not"),
-        (lambda folder: describe(folder, sentence_size=1 << 62), "values for sentence_size that do not fit"),
+        (lambda folder: describe(folder, vocab_size=1 << 31), "values for vocab_size that do not fit the"),
+        (lambda folder: describe(folder, hidden_size=1 << 31), "values for hidden_size, attention_weights that do not"),
+        (lambda folder: describe(folder, sentence_size=1 << 31), "values for sentence_size that do not fit"),
         (lambda folder: describe(folder, type_vocab_size=1 << 62), "values for type_vocab_size that do not fit"),
-        (lambda folder: describe(folder, num_attention_heads=1 << 40), "values for num_attention_heads, attention_w"),
+        (lambda folder: describe(folder, num_attention_heads=1 << 31), "values for num_attention_heads, attention_w"),
         (lambda folder: describe(folder, num_attention_heads=4), "values for attention_weights that do not fit"),
         (lambda folder: describe(folder, num_hidden_layers=1 << 40), "no export writes for attention_weights"),
         (lambda folder: describe(folder, max_tokens=1 << 62), "no export writes for max_tokens"),

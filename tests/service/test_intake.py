@@ -32,7 +32,7 @@ def test_messages_are_read_a_few_at_a_time() -> None:
     """A call beyond the places is not read before one is free, and those that wait are read in their order."""
 
     async def test() -> None:
-        readers = Readers(2, 60.0, patience_s=60.0)
+        readers = Readers(2, 60.0, grace_s=60.0)
         senders = [Sender() for _ in range(5)]
         tasks = [asyncio.create_task(readers.read(sender)) for sender in senders]  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
@@ -51,42 +51,64 @@ def test_messages_are_read_a_few_at_a_time() -> None:
 
 
 def test_a_slow_sender_makes_room() -> None:
-    """Who does not send keeps its place while nobody waits for it, and loses it to who does."""
+    """Who does not send at once keeps its place while nobody waits for it, and reads on aside where somebody does."""
 
     async def test() -> None:
-        readers = Readers(2, 60.0, patience_s=0.05)
-        slow = [Sender(), Sender()]
-        reading = [asyncio.create_task(readers.read(sender)) for sender in slow]  # type: ignore[arg-type]
-        await asyncio.sleep(0.2)
-        assert not any(task.done() for task in reading)
-        quick = Sender()
-        quick.message.set_result(b"quick")
-        assert await readers.read(quick) == b"quick"  # type: ignore[arg-type]
+        readers = Readers(2, 60.0, patience_s=60.0, grace_s=0.01)
+        slow = [Sender() for _ in range(5)]
+        reading = [asyncio.create_task(readers.read(sender)) for sender in slow[:2]]  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        assert await quick(readers) == b"quick"
+        reading += [asyncio.create_task(readers.read(sender)) for sender in slow[2:]]  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in (reading[0], reading[1])), "those that are aside have time"
         with pytest.raises(QueueFull, match="message was not there within") as caught:
+            await reading[2]  # for which no place is left aside
+        assert (caught.value.reason, caught.value.retry_delay_s) == ("slow_message", 60.0)
+        for place in (0, 1, 3, 4):
+            slow[place].message.set_result(b"late")
+            assert await reading[place] == b"late"
+
+    run(test)
+
+
+def test_who_is_aside_for_long_makes_room() -> None:
+    """Of those that are aside the one that has been slow for longest gives up, once it has had its time."""
+
+    async def test() -> None:
+        readers = Readers(1, 60.0, patience_s=0.05, grace_s=0.01)
+        reading = [asyncio.create_task(readers.read(Sender())) for _ in range(2)]  # type: ignore[arg-type]
+        await asyncio.sleep(0.2)
+        assert await quick(readers) == b"quick"
+        await asyncio.sleep(0.01)
+        assert [task.done() for task in reading] == [True, False]
+        with pytest.raises(QueueFull, match="message was not there within"):
             await reading[0]
-        assert (caught.value.reason, caught.value.retry_delay_s) == ("slow_message", 0.05)
-        slow[1].message.set_result(b"late")
-        assert await reading[1] == b"late"
+        reading[1].cancel()
 
     run(test)
 
 
 def test_many_slow_senders_hold_up_nobody() -> None:
-    """Beside ever more of those that send nothing, each that does is read."""
+    """Beside ever more of those that send nothing, each that does is read, and soon."""
 
     async def test() -> None:
-        readers = Readers(4, 60.0, patience_s=0.02)
-        reading = [asyncio.create_task(readers.read(Sender())) for _ in range(40)]  # type: ignore[arg-type]
-        quick = [Sender() for _ in range(40)]
-        for sender in quick:
-            sender.message.set_result(b"quick")
-        answers = await asyncio.gather(*(readers.read(sender) for sender in quick))  # type: ignore[arg-type]
-        assert answers == [b"quick"] * 40
+        readers = Readers(4, 60.0, patience_s=60.0, grace_s=0.01)
+        reading = [asyncio.create_task(readers.read(Sender())) for _ in range(400)]  # type: ignore[arg-type]
+        async with asyncio.timeout(10):  # 400 / 4 * 0.01 s; with 60 s for each it would be 100 minutes
+            assert await asyncio.gather(*(quick(readers) for _ in range(40))) == [b"quick"] * 40
         for task in reading:
             task.cancel()
         await asyncio.wait(reading)
 
     run(test)
+
+
+async def quick(readers: Readers) -> bytes:
+    """Read a message that is there."""
+    sender = Sender()
+    sender.message.set_result(b"quick")
+    return await readers.read(sender)  # type: ignore[arg-type]
 
 
 def test_a_message_that_never_comes_ends() -> None:

@@ -263,6 +263,8 @@ def test_sigterm_under_load(spawn: Callable[..., object], minilm_artifact: Path)
     [
         (["m", "--port", "seventy"], "--port: Input should be a valid integer"),
         (["m", "--threads", "0"], "--threads: Input should be greater than or equal to 1"),
+        (["m", "--max-message-bytes", "10"], "--max-message-bytes: Input should be greater than or equal to 16384"),
+        (["m", "--max-request-bytes", "1"], "--max-request-bytes: Input should be greater than or equal to 1024"),
         (["m", "--provider", "tpu"], "--provider: Input should be 'auto', 'cuda', 'openvino' or 'cpu'"),
         (["m", "--max-queue-delay-ms", "inf"], "--max-queue-delay-ms: Input should be a finite number"),
         (["m", "--max-inputs", "4294967296"], "--max-inputs: Input should be less than or equal to 2147483647"),

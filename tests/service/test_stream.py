@@ -109,6 +109,23 @@ def test_streams_share_the_servers_room() -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+def test_tiny_answers_wait_for_nobody() -> None:
+    """Answers of a few vectors pass while small and large ones that nobody reads fill the room, and are counted."""
+
+    async def test() -> None:
+        server = ServerBudget(100, small_bytes=50, tiny_bytes=5)
+        await enter(Share(ByteBudget(1000), server), 50)
+        await enter(Share(ByteBudget(1000), server), 100)
+        tiny = Share(ByteBudget(1000), server)
+        async with asyncio.timeout(5):
+            await enter(tiny, 5)
+        assert server.held == 155
+        tiny.give_back()
+        assert server.held == 150
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
 def test_nobody_waits_for_ever_for_a_reader() -> None:
     """Where no byte moves for too long, those who wait are sent away with a delay and hold nothing."""
 

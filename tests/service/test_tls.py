@@ -105,8 +105,9 @@ def test_who_is_not_served(server: object, stranger: Authority, authority: Autho
         server.address, Tls(ca=stranger.ca)
     )
     assert "not trusted" in refusal(server.address, tls=True)
-    elsewhere = Tls(ca=authority.ca, server_name="other.test")
-    assert "for other names than this address" in refusal(server.address, elsewhere)
+    assert "for other names than this address" in refusal(
+        server.address, Tls(ca=authority.ca, server_name="other.test")
+    )
 
 
 def test_tls_to_a_server_without(started: Callable[..., object], tiny_artifact: Path) -> None:

@@ -206,7 +206,7 @@ def prompted(
 ) -> TextTokenizer:
     """Give a tokenizer with prompts: the default model's files with other words in its description."""
     for path in minilm_artifact.iterdir():
-        (tmp_path / path.name).symlink_to(path)
+        (tmp_path / path.name).hardlink_to(path)
     description = json.loads((tmp_path / "artifact.json").read_text())
     description |= {"prompts": {"query": "query: ", "plain": ""}, "default_prompt_name": "query"}
     (tmp_path / "artifact.json").unlink()
@@ -261,14 +261,14 @@ def test_words_behind_a_prompt_with_word_marks(minilm_artifact: Path, tmp_path: 
 
     for path in minilm_artifact.iterdir():
         if path.name not in ("artifact.json", "tokenizer.json"):
-            (tmp_path / path.name).symlink_to(path)
+            (tmp_path / path.name).hardlink_to(path)
     pieces = [("<unk>", 0.0), ("▁", -1.0), *((character, -2.0) for character in "abcdefghijklmnopqrstuvwxyzR:")]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     description = json.loads((minilm_artifact / "artifact.json").read_text())
-    digest = hashlib.sha256((tmp_path / "tokenizer.json").read_bytes()).hexdigest()
-    description["files"]["tokenizer.json"] = {"sha256": digest}
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    description["files"]["tokenizer.json"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     description |= {"prompts": {"p": prompt}, "default_prompt_name": None}
     (tmp_path / "artifact.json").write_text(json.dumps(description))
     marked = TextTokenizer(open_artifact(tmp_path))
