@@ -20,7 +20,8 @@ _CODES = (
     "UNAVAILABLE",
 )
 FAULTS = ("memory", "device", "stuck", "error", "not_finite")
-TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
+FILES = ("api_keys", "tls")
+TASKS = ("health", "pulse", *FILES, "artifact", "batch", "event loop", "thread")
 REASONS = (
     *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
     *("streams", "unsent_answers", "unauthenticated", "key_rate", "key_concurrency", "connection_requests"),
@@ -58,6 +59,11 @@ MEMORY_LIMIT_BYTES = Gauge("attencode_memory_limit_bytes", "Where the kernel end
 CERTIFICATE_END_SECONDS = Gauge(
     "attencode_tls_certificate_expiry_timestamp_seconds",
     "When the certificate that new connections are shown ends, in seconds since 1970; 0 without TLS.",
+)
+FILES_REJECTED = Gauge(
+    "attencode_files_rejected",
+    "1 while a file on the disk, api_keys or tls, cannot be used, so that what was read before stays; else 0.",
+    ("file",),
 )
 TOKENIZE_SECONDS = Histogram(
     "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
@@ -121,6 +127,8 @@ def prepare_requests(methods: Iterable[str]) -> None:
             _of(REQUESTS, method, code)
     for task in TASKS:
         _of(CRASHES, task)
+    for file in FILES:
+        _of(FILES_REJECTED, file)
     for reason in REASONS:
         _of(REFUSED, reason)
 
@@ -147,6 +155,11 @@ def watch_memory(used: Callable[[], float], limit: Callable[[], float]) -> None:
 def watch_certificate(end: Callable[[], float]) -> None:
     """Read a certificate's end, in seconds since 1970, whenever somebody asks for metrics."""
     CERTIFICATE_END_SECONDS.set_function(end)
+
+
+def record_file(file: str, *, rejected: bool) -> None:
+    """Say whether what is on the disk cannot be used."""
+    _of(FILES_REJECTED, file).set(rejected)
 
 
 def watch_unsent(held: Callable[[], int], limit: int) -> None:
