@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import threading
 import time
 import urllib.request
@@ -24,7 +23,6 @@ from service.errors import ConfigError
 from service.keys import digest_of
 from service.pb import encoder_pb2 as pb
 from service.server import Server
-from tests.service.faults.load import wait_until
 from tests.service.keyed import (
     APART,
     ENCODE,
@@ -34,7 +32,6 @@ from tests.service.keyed import (
     Keys,
     address,
     refused,
-    rejected,
     retry_delay_s,
     serving,
 )
@@ -247,32 +244,6 @@ def test_a_file_of_keys_that_is_replaced_under_calls(tiny_artifact: Path, tmp_pa
                 made.remove(f"late-{number}")
         over.set()
         assert min(call.result(60) for call in calls) > 10
-
-
-def test_a_pipe_in_place_of_a_file_of_keys(tiny_artifact: Path, tmp_path: Path) -> None:
-    """Calls and probes go on as if nothing were; the metric tells of it, until there is a file again."""
-    made = Keys(tmp_path)
-    stays, gone = made.add("stays"), made.add("gone")
-    with (
-        serving(tiny_artifact, api_keys=str(made.path), health_port=0) as server,
-        Client(address(server), api_key=stays) as client,
-        Client(address(server), api_key=gone) as other,
-    ):
-        wait_until(lambda: rejected("api_keys") == 0)
-        before = made.path.with_suffix(".before")
-        made.path.rename(before)
-        os.mkfifo(made.path)
-        wait_until(lambda: rejected("api_keys") == 1)
-        for _ in range(3):
-            client.encode("abc")
-        other.encode("abc")
-        assert main(["health", "--address", f"127.0.0.1:{server.health_port}"]) == 0
-        before.replace(made.path)
-        made.remove("gone")
-        wait_until(lambda: rejected("api_keys") == 0)
-        client.encode("abc")
-        with pytest.raises(Unauthenticated):
-            other.encode("abc")
 
 
 def test_settings_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
