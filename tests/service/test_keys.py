@@ -144,6 +144,7 @@ def test_a_file_that_cannot_be_read(path: Path) -> None:
     """One that is not there, a folder, a pipe, a device or too long a file is said by its name, and at once."""
     pipe, long, link = (path.with_name(name) for name in ("pipe", "long", "link"))
     os.mkfifo(pipe)
+    path.with_name("pipe.new").touch()  # which nobody looks at, as a pipe is not to be replaced
     long.write_bytes(b"#" * (MOST_BYTES + 1))
     link.symlink_to(pipe)
     for place, words in (
@@ -159,7 +160,7 @@ def test_a_file_that_cannot_be_read(path: Path) -> None:
         if place != path:
             with pytest.raises(ConfigError, match=f"--file: cannot read '{place}': {words}"):
                 new_key("search", str(place), {})
-    assert {found.name for found in path.parent.iterdir()} == {"pipe", "long", "link"}
+    assert {found.name for found in path.parent.iterdir()} == {"pipe", "pipe.new", "long", "link"}
 
 
 def test_a_link_to_a_file(path: Path) -> None:
