@@ -133,7 +133,7 @@ class Session:
         if self._grant is None or self._keys is None:
             self._connections.take(self._peer, requests=1)
             return Caller(self._peer)
-        self._keys.check(self._grant, now)
+        self._keys.check(self._grant)
         self._connections.take(self._peer, requests=1)
         try:
             self._grant.begin(now)
@@ -196,7 +196,7 @@ class Access:
     def _find(self, context: CallContext) -> Grant | None:
         if self._keys is None:
             return None
-        return self._keys.find(context.invocation_metadata() or (), time.monotonic())
+        return self._keys.find(context.invocation_metadata() or ())
 
 
 def _turned_away(method: str, error: AttencodeError) -> None:

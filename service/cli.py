@@ -21,7 +21,7 @@ from service.cli_client import add_connection_arguments, open_client
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
 from service.errors import AttencodeError, ConfigError
-from service.logs import log_to_stderr
+from service.logs import last_line, log_to_stderr
 
 _STARTED = time.perf_counter()
 _DEPLOY_HELP = """usage: attencode deploy NAME=MODEL ... [--address HOST:PORT] [settings]
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"attencode: the package {error.name} is missing; install attencode[{extra}] to serve\n")
         return 1
     except (AttencodeError, OSError) as error:
-        sys.stderr.write(f"attencode: {_one_line(error)}\n")
+        sys.stderr.write(last_line(_one_line(error), __name__) + "\n")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,16 +1,16 @@
 """How a command reaches a server: the flags of TLS and of the API key, and the client that they make.
 
-The only reader of the variable ATTENCODE_API_KEY. May import: client, credentials, errors; the first two when a command
-runs.
+The only reader of the variable ATTENCODE_API_KEY. May import: client, credentials, small_files, errors; the first two
+when a command runs.
 """
 
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from service.errors import InvalidRequest
+from service.small_files import read_small
 
 _VARIABLE = "ATTENCODE_API_KEY"
 _FILE_BYTES = 4096
@@ -61,8 +61,7 @@ def api_key_of(parsed: argparse.Namespace) -> str | None:
     if not parsed.api_key_file:
         return os.environ.get(_VARIABLE)
     try:
-        with Path(parsed.api_key_file).open("rb") as file:
-            content = file.read(_FILE_BYTES + 1)
+        content = read_small(parsed.api_key_file)
     except OSError as error:
         raise InvalidRequest(f"--api-key-file: cannot read {parsed.api_key_file!r}: {error.strerror}") from error
     if len(content) > _FILE_BYTES or not content.strip():

@@ -1,6 +1,6 @@
 """Ending: how a process ends that can be of no more use and cannot wait for its threads.
 
-May import: errors.
+May import: logs, errors.
 """
 
 import faulthandler
@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from typing import NoReturn
 
 from service.errors import ClusterLost, Lost
+from service.logs import last_line
 
 LOST_STATUS = 3
 """Exit status of a process whose models are gone for good: no device, a batch that does not end, other weights."""
@@ -25,7 +26,7 @@ def end_now(reason: str, status: int = LOST_STATUS) -> NoReturn:
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stdout.flush()
-    sys.stderr.write(f"attencode: {reason}\n")
+    sys.stderr.write(last_line(reason, __name__) + "\n")
     sys.stderr.flush()
     os._exit(status)
 

@@ -1,12 +1,12 @@
 """KeyRing: the API keys of a running server, whose file may be replaced while it serves, and what each has in work.
 
-The file is looked at when somebody calls, once a second at most. What a caller sends is in no log line and no error.
+`look` reads the file anew, on a thread that is not the calls'. A call reads no file, and what it sends is in no log
+line and no error.
 May import: callers, keys, errors.
 """
 
 import logging
 import stat
-import time
 from collections.abc import Iterable
 from hmac import compare_digest
 from math import inf
@@ -18,7 +18,6 @@ from service.keys import Key, digest_of, read_keys
 
 _LOG = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
 _RETRY_S = 0.1  # nobody knows when a request that is in work will be done
 _HEADER = "authorization"
 _SEND = "send it as metadata, `authorization: Bearer KEY`"
@@ -107,35 +106,29 @@ class KeyRing:
         """Keep where it is; `load` reads it."""
         self._path = Path(path)
         self._seen: tuple[int, ...] = ()
-        self._looked_s = -inf
-        self._grants: dict[bytes, Grant] = {}
+        self._usable = True
+        self._grants: dict[bytes, Grant] = {}  # replaced as a whole: calls read it meanwhile
 
     def load(self) -> None:
-        """Read the file, and follow it from now on; one that others may change is a warning.
+        """Read the file; one that others may change is a warning.
 
         Raises:
             ConfigError: It cannot be read, is malformed, or holds no key.
         """
         self._seen = self._state()
         self._take_over(read_keys(str(self._path)))
-        self._looked_s = time.monotonic()
         # Who reads hashes of random keys has nothing; who writes them lets in whom they like.
         if self._path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             _LOG.warning(
                 "others than its owner may change %r, and so let themselves in; chmod go-w it", str(self._path)
             )
 
-    def find(self, metadata: Metadata, now: float) -> Grant:
-        """Find the key that a call shows.
-
-        Args:
-            metadata: Of the call.
-            now: On the clock of `time.monotonic`.
+    def find(self, metadata: Metadata) -> Grant:
+        """Find the key that the metadata of a call show.
 
         Raises:
-            Unauthenticated: It shows none, or none that is known.
+            Unauthenticated: They show none, or none that is known.
         """
-        self._follow(now)
         shown = [value for name, value in metadata if name == _HEADER]
         if not shown:
             raise Unauthenticated(f"this server wants an API key; {_SEND}")
@@ -147,44 +140,44 @@ class KeyRing:
             raise Unauthenticated("this server does not know the API key; ask whoever runs it for one")
         return grant
 
-    def check(self, grant: Grant, now: float) -> None:
+    def check(self, grant: Grant) -> None:
         """See that a key which a call showed at its beginning is still known.
 
         Raises:
             Unauthenticated: It was taken out of the file.
         """
-        self._follow(now)
         if self._grants.get(grant.digest) is not grant:
             raise Unauthenticated("this server does not know the API key any more; ask whoever runs it for one")
 
-    def _follow(self, now: float) -> None:
-        """Read the file anew where it changed; one that cannot be used changes nothing."""
-        if now - self._looked_s < _LOOK_S:
-            return
-        self._looked_s = now
+    def look(self) -> bool:
+        """Read the file anew where it changed; one that cannot be used changes nothing, and is False."""
         state = self._state()
         if state == self._seen:
-            return
+            return self._usable
         self._seen = state
         try:
             keys = read_keys(str(self._path))
         except ConfigError as error:
             _LOG.warning("the new file of API keys cannot be used, so the keys of before stay: %s", error)
-            return
+            self._usable = False
+            return False
+        self._usable = True
         before = self._grants.keys()
         self._take_over(keys)
         added, removed = len(self._grants.keys() - before), len(before - self._grants.keys())
         _LOG.info("API keys read anew: %d added, %d removed, %d in all", added, removed, len(keys))
+        return True
 
     def _take_over(self, keys: Iterable[Key]) -> None:
-        before, self._grants = self._grants, {}
+        grants: dict[bytes, Grant] = {}
         for key in keys:
-            grant = before.get(key.digest)
+            grant = self._grants.get(key.digest)
             if grant is None:
                 grant = Grant(key)
             else:
                 grant.update(key)
-            self._grants[key.digest] = grant
+            grants[key.digest] = grant
+        self._grants = grants
 
     def _state(self) -> tuple[int, ...]:
         """Tell one version of the file from another; empty where there is none."""
@@ -192,4 +185,4 @@ class KeyRing:
             found = self._path.stat()
         except OSError:
             return ()
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # chmod changes ctime alone

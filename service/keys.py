@@ -2,14 +2,16 @@
 
 A key is 256 random bits. Nobody finds such a number by trying, as they would a password, so that one SHA-256 hides it
 well enough and costs a call no time. No error repeats what a file holds, but for the name of a key.
-May import: errors.
+May import: small_files, errors.
 """
 
 import os
 import re
 import secrets
+import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf, isfinite
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ConfigError
+from service.small_files import MOST_BYTES, read_small
 
 _PREFIX = "atc_"  # by which scanners for secrets, and people, know what they found
 _BYTES = 32
@@ -25,7 +28,7 @@ _NAME_RULE = "1 to 32 letters, digits, dots, dashes and underscores, the first a
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _PLACE = re.compile(r"at line \d+, column \d+|at end of document")
 _MOST_KEYS = 1000  # each is compared with at every call, at some 60 ns
-_MOST_BYTES = 2**20
+_WAIT_S, _AGAIN_S = 3.0, 0.02  # for others who make keys
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 100.0
 _FIELDS = ("name", "sha256", "requests_per_second", "burst", "max_concurrent", "weight")
 
@@ -63,8 +66,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
         ConfigError: It cannot be read, is malformed, or holds no key.
     """
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        content = read_small(path)
     except OSError as error:
         raise ConfigError(f"--api-keys: cannot read {path!r}: {error.strerror}") from error
     try:
@@ -92,8 +94,34 @@ def new_key(name: str, path: str, limits: dict[str, float]) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a key's name must be {_NAME_RULE}")
     target = Path(path).resolve()
-    before = target.read_bytes() if target.exists() else b""
-    known = read_keys(path) if before.strip() else ()
+    _read(target, path)  # what is no file gets no neighbour
+    with _replacing(target) as fresh:
+        key, content = _added(name, path, _read(target, path), limits)
+        _write(fresh, content)
+        fresh.replace(target)
+    return key
+
+
+class _Fault(Exception):
+    """Say what is wrong with a file, as the rest of a sentence that begins with its name."""
+
+
+def _read(target: Path, path: str) -> bytes:
+    """Give what a file of keys holds; nothing where it is not there yet."""
+    try:
+        return read_small(str(target))
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError(f"--file: cannot read {path!r}: {error.strerror}") from error
+
+
+def _added(name: str, path: str, before: bytes, limits: dict[str, float]) -> tuple[str, bytes]:
+    """Make a key; gives it, and what the file holds with it."""
+    try:
+        known = _keys(before) if before.strip() else ()
+    except _Fault as fault:
+        raise ConfigError(f"--file: {path!r} {fault}") from None
     if any(key.name == name for key in known):
         raise ConfigError(f"{path!r} has a key {name!r} already; give the new one another name, or remove that entry")
     key = _PREFIX + secrets.token_urlsafe(_BYTES)
@@ -105,17 +133,12 @@ def new_key(name: str, path: str, limits: dict[str, float]) -> str:
         _keys(content)
     except _Fault as fault:
         raise ConfigError(f"no key is made: with it {path!r} {fault}") from None
-    _replace(target, content)
-    return key
-
-
-class _Fault(Exception):
-    """Say what is wrong with a file, as the rest of a sentence that begins with its name."""
+    return key, content
 
 
 def _keys(content: bytes) -> tuple[Key, ...]:
-    if len(content) > _MOST_BYTES:
-        raise _Fault(f"has more than {_MOST_BYTES:,} bytes; remove keys that nobody uses")
+    if len(content) > MOST_BYTES:
+        raise _Fault(f"has more than {MOST_BYTES:,} bytes; remove keys that nobody uses")
     try:
         document = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -176,26 +199,42 @@ def _number(
     return float(value)
 
 
-def _replace(target: Path, content: bytes) -> None:
-    """Write a file in one step, so that a server that follows it never sees half of it."""
-    fresh = target.with_name(f"{target.name}.new")
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Give an empty file, which is to replace another one in one step: who follows that never sees half of it.
+
+    As long as it is there nobody else replaces the other one, so that what was read of that is still true.
+
+    Raises:
+        ConfigError: Somebody else has it, and goes on to.
+    """
+    fresh, until = target.with_name(f"{target.name}.new"), time.monotonic() + _WAIT_S
+    while True:
+        try:
+            os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            break
+        except FileExistsError:
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"{str(fresh)!r} is there: another key is being made, or its making was broken off; remove it if "
+                    "not"
+                ) from None
+            time.sleep(_AGAIN_S)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write into the folder {str(fresh.parent)!r} of the file of keys: {error.strerror}; make it, "
+                "or give --file another place"
+            ) from error
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigError(
-            f"{str(fresh)!r} is there: another key is being made, or its making was broken off; remove it if not"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write into the folder {str(fresh.parent)!r} of the file of keys: {error.strerror}; make it, or "
-            "give --file another place"
-        ) from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(target)
+        yield fresh
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file and wait for the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -65,5 +65,13 @@ def line(message: str, logger: str, form: LogFormat) -> str:
     return JsonFormatter().format(logging.LogRecord(logger, logging.INFO, "", 0, message, (), None))
 
 
+def last_line(reason: str, logger: str) -> str:
+    """Give the line by which a process ends the form of its log."""
+    forms = [handler.formatter for handler in logging.getLogger().handlers]
+    if not any(isinstance(form, JsonFormatter) for form in forms):
+        return f"attencode: {reason}"
+    return JsonFormatter().format(logging.LogRecord(logger, logging.CRITICAL, "", 0, reason, (), None))
+
+
 def _rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -20,7 +20,8 @@ _CODES = (
     "UNAVAILABLE",
 )
 FAULTS = ("memory", "device", "stuck", "error", "not_finite")
-TASKS = ("health", "pulse", "artifact", "batch", "event loop", "thread")
+FILES = ("api_keys", "tls")
+TASKS = ("health", "pulse", *FILES, "artifact", "batch", "event loop", "thread")
 REASONS = (
     *("not_accepting", "queue_full", "queue_tokens", "deadline", "requests", "request_bytes", "slow_message"),
     *("no_message", "streams", "unsent_answers", "unauthenticated", "key_rate", "key_concurrency"),
@@ -63,6 +64,11 @@ CONNECTIONS = Gauge(
     "attencode_connections", "TCP connections that are open to the port for gRPC, silent ones too; NaN if unknown."
 )
 CONNECTIONS_LIMIT = Gauge("attencode_connections_limit", "How many there may be; further ones are closed at once.")
+FILES_REJECTED = Gauge(
+    "attencode_files_rejected",
+    "1 while a file on the disk, api_keys or tls, cannot be used, so that what was read before stays; else 0.",
+    ("file",),
+)
 TOKENIZE_SECONDS = Histogram(
     "attencode_tokenize_duration_seconds", "Turning one request's texts into tokens.", _MODEL, buckets=_SECONDS
 )
@@ -125,6 +131,8 @@ def prepare_requests(methods: Iterable[str]) -> None:
             _of(REQUESTS, method, code)
     for task in TASKS:
         _of(CRASHES, task)
+    for file in FILES:
+        _of(FILES_REJECTED, file)
     for reason in REASONS:
         _of(REFUSED, reason)
 
@@ -157,6 +165,11 @@ def watch_connections(count: Callable[[], float], limit: int) -> None:
 def watch_certificate(end: Callable[[], float]) -> None:
     """Read a certificate's end, in seconds since 1970, whenever somebody asks for metrics."""
     CERTIFICATE_END_SECONDS.set_function(end)
+
+
+def record_file(file: str, *, rejected: bool) -> None:
+    """Say whether what is on the disk cannot be used."""
+    _of(FILES_REJECTED, file).set(rejected)
 
 
 def watch_unsent(held: Callable[[], int], limit: int) -> None:

@@ -1,13 +1,14 @@
 """Pem: files of certificates and keys, read and held against each other before anything is made of them.
 
-No error repeats what is in a file. May import: ssl.
+No error repeats what is in a file. May import: small_files, ssl.
 """
 
 import re
 import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+
+from service.small_files import read_small
 
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----")
@@ -162,7 +163,7 @@ def _fields(cert: bytes) -> dict[str, bytes]:
 
 def _read(path: str, name: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_small(path)
     except OSError as error:
         raise ValueError(f"{name}: cannot read {path!r}: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 import grpc
 import prometheus_client
@@ -26,6 +27,7 @@ from service.config import ServiceConfig
 from service.connections import Connections
 from service.encoding import RequestLimits
 from service.errors import ClusterLost, ConfigError, Lost
+from service.following import follow
 from service.keyring import KeyRing
 from service.logs import line
 from service.memory import Memory
@@ -87,6 +89,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._announcer: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
+        self._followers: list[asyncio.Task[None]] = []
         self._certificates = (
             Certificates(config.tls_cert, config.tls_key, config.tls_client_ca) if config.tls_cert else None
         )
@@ -110,11 +113,14 @@ class Server:
         self._start_metrics()
         await self._health.set(LIVENESS, _SERVING)
         await self._announce()
+        self._follow_files()
         for server in self._servers():
             await server.start()
         try:
             await self._backend.start(self._models)
         except BaseException:
+            for task in self._followers:
+                task.cancel()
             for server in self._servers():
                 await server.stop(None)
             raise
@@ -145,8 +151,9 @@ class Server:
             await self._health_server.stop(None)
         if self._scrape is not None:
             await asyncio.to_thread(self._scrape.close)
-        if self._pulse is not None:
-            self._pulse.cancel()
+        for task in (self._pulse, *self._followers):
+            if task is not None:
+                task.cancel()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
@@ -213,6 +220,13 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self.health_port = _listen(server, config.host, config.health_port, None)
         return server
+
+    def _follow_files(self) -> None:
+        """Look again and again at the files that may be replaced while the server runs."""
+        for name, files in (("api_keys", self._keys), ("tls", self._certificates)):
+            if files is not None:
+                work = keep(name, partial(follow, name, files.look), self._models.lost)
+                self._followers.append(asyncio.get_running_loop().create_task(work))
 
     def _start_metrics(self) -> None:
         config = self._config

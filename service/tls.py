@@ -1,19 +1,20 @@
 """Tls: the certificate that a server shows, from files that may be replaced while it serves.
 
-Every new connection looks at the files; those that are there keep what they were opened with. Keys are in no log line
-and no error. May import: metrics, pem, errors, grpc.
+`look` reads the files anew, on a thread that is nobody else's; new connections get what it found last, those that are
+there keep what they were opened with. Keys are in no log line and no error.
+May import: metrics, pem, small_files, errors, grpc.
 """
 
 import logging
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from service import metrics, pem
 from service.errors import ConfigError
+from service.small_files import read_small
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,9 +43,10 @@ class Certificates:
             client_ca: PEM file of CAs, of one of which every client must show a certificate; empty to ask for none.
         """
         self._cert, self._key, self._client_ca = cert, key, client_ca
-        self._lock = threading.Lock()  # connections come on threads of gRPC's own
+        self._lock = threading.Lock()  # connections come on threads of gRPC's own; no file is read under it
         self._seen: tuple[bytes, ...] = ()
         self._current: _Shown | None = None
+        self._end_s, self._usable = 0.0, True
         self._told = True  # whether gRPC has what is current
 
     @property
@@ -61,55 +63,52 @@ class Certificates:
         self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Read the files, and follow them from now on; one that is not valid now is a warning.
+        """Read the files; one that is not valid now is a warning.
 
         Raises:
             ConfigError: As from `check`.
         """
         self._seen = self._contents()
         self._current = self._read()
-        self._warn_if_invalid(self._current)
-        metrics.watch_certificate(self._end)
+        self._note_end(self._current)
+        metrics.watch_certificate(lambda: self._end_s)
         return grpc.dynamic_ssl_server_credentials(self._current.configuration(), self._changed, self.mutual)
 
     def _changed(self) -> Any:
-        """Give gRPC, which asks at every handshake, what the files hold now; None where that is nothing new."""
+        """Give gRPC, which asks at every handshake, what the files hold; None where that is nothing new."""
         with self._lock:
-            self._follow()
             if self._told or self._current is None:
                 return None
             self._told = True
             return self._current.configuration()
 
-    def _end(self) -> float:
-        """Give the end of what the next connection is shown, in seconds since 1970."""
-        with self._lock:
-            self._follow()
-            return 0.0 if self._current is None else pem.not_after(self._current.pair.cert).timestamp()
-
-    def _follow(self) -> None:
-        """Read the files anew where they changed; a pair that cannot be used changes nothing."""
+    def look(self) -> bool:
+        """Read the files anew where they changed; what cannot be used changes nothing, and is False."""
         contents = self._contents()
         if contents == self._seen:
-            return
+            return self._usable
         self._seen = contents
         try:
             found = self._read()
         except ConfigError as error:
             _LOG.warning("new TLS files cannot be used, so the ones of before stay in use: %s", error)
-            return
+            self._usable = False
+            return False
+        self._usable = True
         if found == self._current:
-            return
-        self._current, self._told = found, False
+            return True
+        with self._lock:
+            self._current, self._told = found, False
         _LOG.info("new connections get a new certificate, valid until %s", pem.minute(pem.not_after(found.pair.cert)))
-        self._warn_if_invalid(found)
+        self._note_end(found)
+        return True
 
     def _contents(self) -> tuple[bytes, ...]:
         """Read the files as they are; what cannot be read is empty."""
         found = []
         for path in (self._cert, self._key, self._client_ca):
             try:
-                found.append(Path(path).read_bytes() if path else b"")
+                found.append(read_small(path) if path else b"")
             except OSError:
                 found.append(b"")
         return tuple(found)
@@ -122,6 +121,8 @@ class Certificates:
             raise ConfigError(str(error)) from error
         return _Shown(pair, ca)
 
-    def _warn_if_invalid(self, shown: _Shown) -> None:
+    def _note_end(self, shown: _Shown) -> None:
+        """Keep when a certificate ends for the metric; one that is not valid now is a warning."""
+        self._end_s = pem.not_after(shown.pair.cert).timestamp()
         if told := pem.when_invalid(shown.pair.cert):
             _LOG.warning("the certificate in %r %s; clients will refuse it", self._cert, told)

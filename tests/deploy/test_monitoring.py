@@ -43,7 +43,8 @@ LABELS = {
     "reason": {*metrics.REASONS, "died", "hung", "other_version"},
     "outcome": {"ok", "error"},
     "cause": {"memory", "device", "stuck", "error", "not_finite"},
-    "task": {"health", "pulse", "artifact", "fleet", "batch", "event loop", "thread"},
+    "file": {"api_keys", "tls"},
+    "task": {"health", "pulse", "api_keys", "tls", "artifact", "fleet", "batch", "event loop", "thread"},
     "stage": {"tokenize", "queue", "inference", "other"},
     "model": {"tiny"},
 }

@@ -60,6 +60,12 @@ def refused(reason: str) -> float:
     return prometheus_client.REGISTRY.get_sample_value("attencode_refused_requests_total", {"reason": reason}) or 0.0
 
 
+def rejected(file: str) -> float:
+    """Say whether a server of this process cannot use a file on the disk; -1 before it has looked."""
+    found = prometheus_client.REGISTRY.get_sample_value("attencode_files_rejected", {"file": file})
+    return -1.0 if found is None else found
+
+
 def retry_delay_s(error: Any) -> float:
     """Give what google.rpc.RetryInfo says in a refusal."""
     (details,) = (value for key, value in error.trailing_metadata() if key == "grpc-status-details-bin")

@@ -23,7 +23,18 @@ from service.errors import ConfigError
 from service.keys import digest_of
 from service.pb import encoder_pb2 as pb
 from service.server import Server
-from tests.service.keyed import APART, ENCODE, LOOK_S, REQUEST, STREAM, Keys, address, refused, retry_delay_s, serving
+from tests.service.keyed import (
+    APART,
+    ENCODE,
+    LOOK_S,
+    REQUEST,
+    STREAM,
+    Keys,
+    address,
+    refused,
+    retry_delay_s,
+    serving,
+)
 
 
 @pytest.fixture(scope="module")

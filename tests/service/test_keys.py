@@ -1,10 +1,12 @@
 """API keys: their file, how one is made, compared and limited, and a file that changes."""
 
+import os
 import stat
 import statistics
+import subprocess
+import sys
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from service.cli import main
 from service.errors import ConfigError, QueueFull, Unauthenticated
 from service.keyring import Bucket, Grant, KeyRing, match
 from service.keys import Key, digest_of, new_key, read_keys
+from service.small_files import MOST_BYTES
 
 HASH = "0123456789abcdef" * 4
 
@@ -58,7 +61,7 @@ def test_the_command_for_a_key(path: Path, capsys: pytest.CaptureFixture[str]) -
     words = ["keys", "new", "search", "--file", str(path)]
     assert main([*words, "--requests-per-second", "5"]) == 0
     printed = capsys.readouterr().out
-    assert ring_of(path).find(shown(printed.strip()), 0.0).key.requests_per_second == 5.0
+    assert ring_of(path).find(shown(printed.strip())).key.requests_per_second == 5.0
     before = path.read_bytes()
     for name, flags, told in (
         ("search", [], "has a key 'search' already"),
@@ -117,7 +120,6 @@ BROKEN = [
         f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\n[[keys]]\nname = 'b'\nsha256 = '{HASH.upper()}'",
         "the same sha256 in keys 1 and 2",
     ),
-    ("#" * 2**20 + "#", "more than 1,048,576 bytes"),
     (
         "".join(f"[[keys]]\nname = 'k{number}'\nsha256 = '{number:064x}'\n" for number in range(1001)),
         "holds 1001 keys, more than 1000",
@@ -139,10 +141,35 @@ def test_a_file_that_is_none(path: Path, content: str, words: str) -> None:
 
 
 def test_a_file_that_cannot_be_read(path: Path) -> None:
-    """One that is not there, or a folder, is said by its name."""
-    for place, words in ((path, "No such file"), (path.parent, "Is a directory")):
-        with pytest.raises(ConfigError, match=words):
+    """One that is not there, a folder, a pipe, a device or too long a file is said by its name, and at once."""
+    pipe, long, link = (path.with_name(name) for name in ("pipe", "long", "link"))
+    os.mkfifo(pipe)
+    path.with_name("pipe.new").touch()  # which nobody looks at, as a pipe is not to be replaced
+    long.write_bytes(b"#" * (MOST_BYTES + 1))
+    link.symlink_to(pipe)
+    for place, words in (
+        (path, "No such file"),
+        (path.parent, "Is a directory; name a regular file"),
+        (pipe, "it is a named pipe; name a regular file, or a link to one"),
+        (link, "it is a named pipe"),
+        (Path("/dev/zero"), "it is a character device"),
+        (long, "it has more than 1,048,576 bytes, the most that are read"),
+    ):
+        with pytest.raises(ConfigError, match=f"--api-keys: cannot read '{place}': {words}"):
             read_keys(str(place))
+        if place != path:
+            with pytest.raises(ConfigError, match=f"--file: cannot read '{place}': {words}"):
+                new_key("search", str(place), {})
+    assert {found.name for found in path.parent.iterdir()} == {"pipe", "pipe.new", "long", "link"}
+
+
+def test_a_link_to_a_file(path: Path) -> None:
+    """It is followed, as a volume of Kubernetes has them, and a new key goes into the file behind it."""
+    link = path.with_name("link")
+    link.symlink_to(path)
+    key = new_key("search", str(link), {})
+    assert link.is_symlink()
+    assert ring_of(link).find(shown(key)).key.name == "search"
 
 
 def test_what_a_caller_must_show(path: Path) -> None:
@@ -150,7 +177,7 @@ def test_what_a_caller_must_show(path: Path) -> None:
     key = new_key("search", str(path), {})
     ring = ring_of(path)
     for metadata in (shown(key), [("x", "y"), ("authorization", f"bearer  {key} ")]):
-        assert ring.find(metadata, 0.0).caller.name == "search"
+        assert ring.find(metadata).caller.name == "search"
     told = []
     for metadata in (
         shown("swordfish"),
@@ -161,7 +188,7 @@ def test_what_a_caller_must_show(path: Path) -> None:
         shown(digest_of(key).hex()),
     ):
         with pytest.raises(Unauthenticated) as caught:
-            ring.find(metadata, 0.0)
+            ring.find(metadata)
         told.append(str(caught.value))
     assert set(told) == {"this server does not know the API key; ask whoever runs it for one"}
     for metadata, words in (
@@ -174,7 +201,7 @@ def test_what_a_caller_must_show(path: Path) -> None:
         ([("authorization", b"\xff")], "not where it should be"),
     ):
         with pytest.raises(Unauthenticated, match=words) as caught:
-            ring.find(metadata, 0.0)
+            ring.find(metadata)
         assert key not in str(caught.value)
 
 
@@ -252,72 +279,90 @@ def test_what_a_key_may_have_in_work() -> None:
     assert (caught.value.reason, caught.value.retry_delay_s) == ("key_rate", 0.75)
 
 
-@pytest.fixture
-def clock() -> Callable[[], float]:
-    """Give a clock on which each look is late enough for the file to be looked at again."""
-    now = time.monotonic()
-
-    def later() -> float:
-        nonlocal now
-        now += 2.0
-        return now
-
-    return later
-
-
-def test_a_file_that_changes(path: Path, clock: Callable[[], float], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_changes(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Keys that are added are known, removed ones are not, and what the others have in work still counts."""
     search, bulk = (new_key(name, str(path), {}) for name in ("search", "bulk"))
     ring = ring_of(path)
-    grant, gone = ring.find(shown(search), clock()), ring.find(shown(bulk), clock())
+    grant, gone = ring.find(shown(search)), ring.find(shown(bulk))
     grant.begin(0.0)
     found = read_keys(str(path))[0]
     path.write_text(f"[[keys]]\nname = 'search'\nsha256 = '{found.digest.hex()}'\nmax_concurrent = 1\nweight = 3\n")
     late = new_key("late", str(path), {})
     with caplog.at_level("INFO", "service.keyring"):
-        ring.check(grant, clock())
-    assert ring.find(shown(late), clock()).caller.name == "late"
-    assert "1 added, 1 removed, 2 in all" in caplog.text
+        assert ring.look()
+        assert ring.look()
+    ring.check(grant)
+    assert ring.find(shown(late)).caller.name == "late"
+    assert caplog.text.count("1 added, 1 removed, 2 in all") == 1
     with pytest.raises(Unauthenticated, match="any more"):
-        ring.check(gone, clock())
+        ring.check(gone)
     with pytest.raises(Unauthenticated, match="does not know"):
-        ring.find(shown(bulk), clock())
-    assert ring.find(shown(search), clock()) is grant
+        ring.find(shown(bulk))
+    assert ring.find(shown(search)) is grant
     assert grant.caller.weight == 3.0
     with pytest.raises(QueueFull, match="has 1 requests in work"):
         grant.begin(0.0)
 
 
-def test_a_broken_file_changes_nothing(
-    path: Path, clock: Callable[[], float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_whose_size_and_time_stay(path: Path) -> None:
+    """One that is put in another's place with its date is noticed all the same."""
+    keys = [new_key("search", str(path), {})]
+    ring, before = ring_of(path), path.stat()
+    content = path.read_text().replace(digest_of(keys[0]).hex(), digest_of("other").hex())
+    path.write_text(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert ring.look()
+    assert ring.find(shown("other")).key.name == "search"
+
+
+def test_a_broken_file_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The keys of before stay; each version of the file is one warning, which repeats nothing of it."""
     key = new_key("search", str(path), {})
     before = path.read_bytes()
     ring = ring_of(path)
-    for number, spoil in enumerate((lambda: path.write_text("secret"), path.unlink), 1):
+    for number, spoil in enumerate((lambda: path.write_text("secret"), path.unlink, lambda: os.mkfifo(path)), 1):
         spoil()
         for _ in range(3):
-            assert ring.find(shown(key), clock()).key.name == "search"
+            assert not ring.look()
+            assert ring.find(shown(key)).key.name == "search"
         assert caplog.text.count("the keys of before stay") == number
+    assert "it is a named pipe" in caplog.text
     assert "secret" not in caplog.text
+    path.unlink()
     path.write_bytes(before)
-    ring.find(shown(key), clock())
+    assert ring.look()
     path.write_text(f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\n")
+    assert ring.look()
     with pytest.raises(Unauthenticated):
-        ring.find(shown(key), clock())
+        ring.find(shown(key))
 
 
-def test_the_file_is_looked_at_once_a_second(path: Path) -> None:
-    """Calls that follow each other soon do not ask the disk."""
-    key = new_key("search", str(path), {})
-    ring = ring_of(path)
-    now = time.monotonic() + 5.0
-    ring.find(shown(key), now)
-    path.write_text(f"[[keys]]\nname = 'a'\nsha256 = '{HASH}'\n")
-    ring.find(shown(key), now + 0.9)
-    with pytest.raises(Unauthenticated):
-        ring.find(shown(key), now + 1.1)
+def test_many_who_make_keys_at_once(path: Path) -> None:
+    """Each key that is printed is in the file, and nothing else is left behind."""
+    path = path.resolve()
+    code = "import sys; from service.keys import new_key; print(new_key(sys.argv[1], sys.argv[2], {}))"
+    words = [sys.executable, "-c", code]
+    for start in range(0, 24, 8):
+        made = [
+            subprocess.Popen([*words, f"k{number}", str(path)], stdout=subprocess.PIPE, text=True)
+            for number in range(start, start + 8)
+        ]
+        printed = [process.communicate(timeout=60)[0].strip() for process in made]
+        assert [process.returncode for process in made] == [0] * 8
+        assert {digest_of(key) for key in printed} <= {key.digest for key in read_keys(str(path))}
+    assert len(read_keys(str(path))) == 24
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_a_key_would_make_too_large(path: Path) -> None:
+    """It stays as it is, so that a server can still read it."""
+    new_key("first", str(path), {})
+    content = path.read_text()
+    path.write_text(content + "#" * (MOST_BYTES - len(content)))
+    with pytest.raises(ConfigError, match=r"no key is made: with it .* has more than 1,048,576 bytes"):
+        new_key("second", str(path), {})
+    assert path.stat().st_size == MOST_BYTES
 
 
 def test_a_file_that_others_may_change(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import ssl
+import time
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +17,8 @@ from authority import Authority, Files
 from attencode import Client, Tls, Unavailable
 from service.pem import not_after
 from service.server import Server
-from tests.service.keyed import APART, ENCODE, REQUEST, address, serving
+from tests.service.faults.load import wait_until
+from tests.service.keyed import APART, ENCODE, LOOK_S, REQUEST, address, serving
 
 HUNG_UP = "UNEXPECTED_EOF_WHILE_READING"
 
@@ -77,6 +79,7 @@ def test_an_expired_certificate_of_the_server(tiny_artifact: Path, tmp_path: Pat
             client.get_model()
         shutil.copy(fresh.key, expired.key)
         shutil.copy(fresh.cert, expired.cert)
+        time.sleep(LOOK_S)
         assert status(server, own.ca) == grpc.StatusCode.OK
 
 
@@ -126,9 +129,10 @@ def test_the_end_of_the_certificate_is_a_metric(tiny_artifact: Path, tmp_path: P
         assert end() == first
         assert 2 < (first - datetime.now(UTC).timestamp()) / 86_400 < 4
         shutil.copy(renewed.key, shown.key)
+        time.sleep(LOOK_S)
         assert end() == first
         shutil.copy(renewed.cert, shown.cert)
-        assert end() == not_after(renewed.cert.read_bytes()).timestamp() > first
+        wait_until(lambda: end() == not_after(renewed.cert.read_bytes()).timestamp())
         with Client(address(server), tls=Tls(own.ca)) as client:  # which gRPC has been told of too
             client.get_model()
         seen = ssl.get_server_certificate(("127.0.0.1", server.port))
