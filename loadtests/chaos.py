@@ -313,11 +313,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
             known = learn(server)
             known.save(folder / "known.npz")
             own = Counter(counted(server))
-            entries = warm(server, folder, arguments)
-            time.sleep(3.0)
-            before, _ = settled(server, Left.of(server), arguments.settle_s, process=not arguments.ray)
             if not arguments.ray:
                 server.ask(signal.SIGUSR2)
+            entries = warm(server, folder, arguments)  # with faults, after which there is a session in float32 too
+            time.sleep(3.0)
+            before, _ = settled(server, Left.of(server), arguments.settle_s, process=not arguments.ray)
             clients = Clients(server, folder, arguments)
             with MemoryCurve(server, 0.2) as memory:
                 rampage(server, clients, arguments, outcome.deeds)

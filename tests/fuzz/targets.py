@@ -303,7 +303,13 @@ def statuses(data: bytes) -> str:
     )
     details = source.pick((None, "", "".join(source.pick((*words, source.text())) for _ in range(source.below(6)))))
     values = ("", "0", "1", "0.5", "-1", "nan", "inf", "1e999", "abc", "\x00", b"1", b"\xff", source.text())
-    names = ("attencode-retry-delay-seconds", "attencode-fits-stream", "grpc-status-details-bin", "x")
+    names = (
+        "attencode-retry-delay-seconds",
+        "attencode-fits-stream",
+        "attencode-refused-reason",
+        "grpc-status-details-bin",
+        "x",
+    )
     trailing = source.pick((None, (), [(source.pick(names), source.pick(values)) for _ in range(source.below(5))]))
     error = _CALLEE.error(Status(code, details, trailing))
     assert isinstance(error, AttencodeError)

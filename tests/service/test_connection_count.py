@@ -6,12 +6,16 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from attencode import Client, Unavailable
 from service.config import parse_config
 from service.connections import Connections
+from service.server import LIVENESS, READINESS
 from tests.service.faults.load import wait_until
-from tests.service.keyed import serving
+from tests.service.keyed import address, serving
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 REST = "00000000:00000000 00:00000000 00000000  1000        0 21 1 0000000000000000 20 4 30 10 -1\n"
@@ -77,3 +81,17 @@ def test_silent_connections_are_a_metric(tiny_artifact: Path) -> None:
         wait_until(lambda: shown()["attencode_connections"] == 5)
         held.close()
         wait_until(lambda: shown()["attencode_connections"] == 0)
+
+
+def test_probes_are_answered_while_clients_are_kept_out(tiny_artifact: Path) -> None:
+    """Silent sockets that have every connection keep no probe out; a client is told that this may be why it is."""
+    with serving(tiny_artifact, health_port=0, max_connections=3) as server, ExitStack() as held:
+        for _ in range(6):
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+        with Client(address(server)) as client, pytest.raises(Unavailable, match="--max-connections"):
+            client.encode("abc")
+        with grpc.insecure_channel(f"127.0.0.1:{server.health_port}") as channel:
+            for name in (*READINESS, LIVENESS):
+                asked = health_pb2.HealthCheckRequest(service=name)
+                answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
