@@ -98,6 +98,9 @@ class Callee:
             )
         if code == grpc.StatusCode.INTERNAL:
             return InternalFault(message)
+        if code == grpc.StatusCode.CANCELLED:  # who cancels a call itself is told otherwise
+            code = grpc.StatusCode.UNAVAILABLE
+            message = "the server had so much to do that it did not come to see the call; try again later"
         if code == grpc.StatusCode.DEADLINE_EXCEEDED and self.timeout_s is not None and _SERVERS_TIME not in message:
             return DeadlineExceeded(
                 f"no answer came from {self.address!r} within the deadline of {self.timeout_s:g} s; give the client a "

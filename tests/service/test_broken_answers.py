@@ -7,7 +7,7 @@ import grpc
 import pytest
 from fuzz.targets import Status
 
-from attencode import InternalFault, InvalidRequest, QueueFull
+from attencode import InternalFault, InvalidRequest, QueueFull, Unavailable
 from service import codec
 from service.answers import encoded, tokenized
 from service.chunks import Joiner
@@ -117,3 +117,10 @@ def test_a_size_beyond_reason() -> None:
     """Words like gRPC's own, with a number of thousands of digits, are repeated, not read."""
     words = f"Received message larger than max ({'9' * 6000} vs. 4)"
     assert words in str(CALLEE.error(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, words, ())))
+
+
+def test_a_call_that_nobody_saw() -> None:
+    """CANCELLED of a call that its caller did not cancel is a server that is too busy."""
+    error = CALLEE.error(Status(grpc.StatusCode.CANCELLED, "CANCELLED", ()))
+    assert isinstance(error, Unavailable)
+    assert "so much to do" in str(error)
