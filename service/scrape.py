@@ -54,7 +54,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     """Connections that may take so long, and be so many."""
 
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = 1024  # who comes to a full one believes itself connected, and waits for many seconds
 
     def __init__(self, *arguments: Any) -> None:
         self._open: dict[socket.socket, float] = {}  # since when, oldest first

@@ -52,7 +52,6 @@ class Session:
         self.streams = 1 if placement.provider == "cuda" else streams  # there runs share one session
         self._sessions: dict[tuple[str, int], Any] = {}  # by graph and streams
         self._mapped: dict[int, Mapping[str, NDArray[np.float32]]] = {}
-        self._file: NDArray[np.uint8] | None = None
         self._lock = Lock()
         self._exact: Self | None = None
 
@@ -168,14 +167,13 @@ class Session:
     def _weights(self, layer: int) -> Mapping[str, NDArray[np.float32]]:
         """Map a layer's own weights from the artifact."""
         if layer not in self._mapped:
-            if self._file is None:  # mapped once: each mapping holds a descriptor
-                file = np.memmap(self.artifact.folder / WEIGHTS_FILE, np.uint8, "r")
-                self.artifact.check_unchanged(WEIGHTS_FILE)
-                self._file = file
-            self._mapped[layer] = {
-                name: np.ndarray(tuple(place["shape"]), np.float32, self._file, place["offset"])
+            path = self.artifact.folder / WEIGHTS_FILE
+            mapped = {
+                name: np.memmap(path, np.float32, "r", place["offset"], tuple(place["shape"]))
                 for name, place in self.artifact.attention_weights[layer].items()
             }
+            self.artifact.check_unchanged(WEIGHTS_FILE)
+            self._mapped[layer] = mapped
         return self._mapped[layer]
 
     def _loaded(self, graph: str, streams: int) -> Any:
