@@ -60,6 +60,8 @@ def infer(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
     started = time.perf_counter()
     try:
         result = _checked(session, batch, alone=alone)
+        if not result.again:
+            return result
     except Exception as error:
         if cause_of(error) != "memory" or len(batch.lengths) == 1:
             raise
@@ -92,11 +94,12 @@ def join(batch: Batch, parts: Iterable[tuple[SequenceOf[int], BatchResult]]) -> 
 
 def _checked(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
     """Run a batch and see whether all that it yields is finite."""
+    started = time.perf_counter()
     arrays = session.run(batch, alone=alone)
     looked = session.look(batch, arrays["hidden_states"], alone=alone) if batch.looks else {}
     wanted = {name: arrays[name] for name in batch.outputs}
     broken = broken_rows(batch, wanted, looked)
-    result = BatchResult(wanted, 0.0, looked)
+    result = BatchResult(wanted, time.perf_counter() - started, looked)
     return _saved(session, batch, result, broken, alone=alone) if broken else result
 
 

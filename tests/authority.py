@@ -1,5 +1,7 @@
 """A CA of the tests' own, and the certificates that it signs. May import: cryptography."""
 
+import socket
+import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -66,3 +68,13 @@ def _builder(name: x509.Name, key: Key, days: float, since: float = -30) -> x509
     builder = x509.CertificateBuilder().subject_name(name).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
     return builder.not_valid_before(now + timedelta(days=since)).not_valid_after(now + timedelta(days=days))
+
+
+def shown_serial(address: str) -> int:
+    """Open a new connection and give the serial number of the certificate that the server shows."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain) as wrapped:
+        return serial_of(ssl.DER_cert_to_PEM_cert(wrapped.getpeercert(binary_form=True) or b""))

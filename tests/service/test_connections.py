@@ -170,10 +170,12 @@ def test_a_connection_that_says_nothing(tiny_artifact: Path) -> None:
         Client(address(server)) as client,
     ):
         half.sendall(PREFACE[:10])
-        client.encode("abc")
-        spoken(silent)
-        spoken(half)
-        client.encode("abc")
+        before = client.encode("abc").pooled
+        began = time.monotonic()
+        for closed in (silent, half):
+            spoken(closed)  # which fails if it is not closed
+        assert time.monotonic() - began < 15
+        assert (client.encode("abc").pooled == before).all()
 
 
 def test_a_connection_that_says_nothing_of_tls(tiny_artifact: Path, tmp_path: Path) -> None:
@@ -218,7 +220,10 @@ def test_a_connection_without_calls(tiny_artifact: Path) -> None:
         encode = channel.unary_unary(ENCODE)
         encode(REQUEST.SerializeToString(), timeout=20)
         wait_until(lambda: states[-1:] == [grpc.ChannelConnectivity.IDLE] and len(states) > 2)
-        encode(REQUEST.SerializeToString(), timeout=20)
+        closed = len(states)
+        assert pb.EncodeResponse.FromString(encode(REQUEST.SerializeToString(), timeout=20)).results
+        wait_until(lambda: grpc.ChannelConnectivity.READY in states[closed:])
+    assert grpc.ChannelConnectivity.TRANSIENT_FAILURE not in states
 
 
 def test_more_connections_than_there_may_be(tiny_artifact: Path) -> None:

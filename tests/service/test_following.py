@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from authority import Authority
+from authority import Authority, shown_serial
 
 from attencode import Client, Tls, Unauthenticated
 from service import following
@@ -96,6 +96,8 @@ def test_a_pipe_in_place_of_a_certificate(tiny_artifact: Path, tmp_path: Path) -
         wait_until(lambda: rejected("tls") == 1)
         with Client(address(server), tls=Tls(own.ca)) as client:
             client.get_model()
+        assert shown_serial(address(server)) == files.serial
         shutil.copy(renewed.key, files.key)
         renewed.cert.replace(files.cert)
         wait_until(lambda: rejected("tls") == 0)
+        assert shown_serial(address(server)) == renewed.serial

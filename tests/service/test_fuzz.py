@@ -13,6 +13,8 @@ from fuzz.storm import Storm, counted, in_excess, left_behind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attencode import AttencodeError
+
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 some = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 few = settings(some, max_examples=120)
@@ -39,67 +41,72 @@ def on_files(tiny_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> f
     return files.OnFiles(tmp_path_factory.mktemp("fuzz"), tiny_artifact, pair)
 
 
+def kinds_of(error: type[Exception]) -> set[type[Exception]]:
+    """List an error's kinds, and theirs."""
+    return {error}.union(*(kinds_of(kind) for kind in error.__subclasses__()))
+
+
 @some
 @given(st.binary(max_size=600))
 def test_requests(data: bytes) -> None:
     """A request is read or refused, and says the same when it is written again."""
-    targets.codec_requests(data)
+    assert targets.codec_requests(data) in {"read", "refused", "refused later"}
 
 
 @some
 @given(st.binary(max_size=400))
 def test_tokenization(on_artifact: targets.OnArtifact, data: bytes) -> None:
     """Any text becomes tokens whose spans lie in it, or is refused."""
-    on_artifact.tokenization(data)
+    assert on_artifact.tokenization(data) in {"tokens", "refused"}
 
 
 @few
 @given(st.binary(max_size=400))
 def test_tokenization_of_a_real_vocabulary(on_minilm: targets.OnArtifact, data: bytes) -> None:
     """The same with thirty thousand words."""
-    on_minilm.tokenization(data)
+    assert on_minilm.tokenization(data) in {"tokens", "refused"}
 
 
 @some
 @given(st.binary(max_size=600))
 def test_selection(on_artifact: targets.OnArtifact, data: bytes) -> None:
     """What is asked for is refused, or the answer has the bytes that were reckoned, whole or in chunks."""
-    on_artifact.selection(data)
+    assert on_artifact.selection(data) in {"answered", "refused", "nothing asked"}
 
 
 @some
 @given(st.binary(max_size=600))
 def test_answers(data: bytes) -> None:
     """A client makes an answer or an error of its own of whatever comes."""
-    targets.answers(data)
+    assert targets.answers(data) in {"read", "refused", "no message"}
 
 
 @some
 @given(st.binary(max_size=600))
 def test_streamed_answers(data: bytes) -> None:
     """The same of whatever comes on a stream."""
-    targets.streamed_answers(data)
+    assert targets.streamed_answers(data) in {"read", "refused", "error", "nothing"}
 
 
 @some
 @given(st.binary(max_size=200))
 def test_statuses(data: bytes) -> None:
     """The same of whatever status a call ends with."""
-    targets.statuses(data)
+    assert targets.statuses(data) in {kind.__name__ for kind in kinds_of(AttencodeError)}
 
 
 @few
 @given(st.binary(max_size=300))
 def test_certificates(on_files: files.OnFiles, data: bytes) -> None:
     """Files of certificates and keys are read or refused."""
-    assert on_files.certificates(data) != "told a secret"
+    assert on_files.certificates(data) in {"read", "refused"}
 
 
 @few
 @given(st.binary(max_size=300))
 def test_descriptions(on_files: files.OnFiles, data: bytes) -> None:
     """Descriptions of artifacts are read or refused."""
-    on_files.description(data)
+    assert on_files.description(data) in {"read", "refused"}
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*-*")), ids=lambda path: path.name)
@@ -107,7 +114,7 @@ def test_what_was_once_found(path: Path, on_artifact: targets.OnArtifact, on_fil
     """Bytes that once brought a fault to light bring none."""
     name = path.name.partition("-")[0]
     owner: Any = next(owner for owner in (targets, on_artifact, on_files) if hasattr(owner, name))
-    getattr(owner, name)(path.read_bytes())
+    assert getattr(owner, name)(path.read_bytes()) not in {"", "told a secret"}
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from raw import Connection, frame, headers, message
 from attencode import Client, Tls
 from service.config import ServiceConfig
 from service.pb import encoder_pb2 as pb
+from tests.service.faults.load import wait_until
 from tests.service.streams import STREAM, metric
 
 SANE_S = 10.0  # for any answer to another caller meanwhile; it is a bound for hangs
@@ -40,20 +41,26 @@ def server(spawn_for_all: Callable[..., Any], tiny_artifact: Path) -> Any:
 
 
 @contextmanager
-def unharmed(server: Any, *, memory: int = 96 * MIB) -> Iterator[None]:
-    """Keep another caller busy meanwhile; then the server must be as it was, its descriptors and its memory too."""
+def unharmed(server: Any, *, memory: int = 96 * MIB) -> Iterator[list[float]]:
+    """Keep another caller busy meanwhile; then the server must be as it was, its descriptors and its memory too.
+
+    Gives a list that grows by the seconds of each of that caller's answers, all of them right.
+    """
     process = psutil.Process(server.process.pid)
     with Client(server.address, timeout_s=SANE_S) as client:
         expected = client.encode("abc").pooled
         descriptors, resident = process.num_fds(), process.memory_info().rss
         faults: list[BaseException] = []
         done, most = threading.Event(), resident
+        answers: list[float] = []
 
         def work() -> None:
             nonlocal most
             try:
                 while not done.wait(0.001):
+                    began = time.monotonic()
                     np.testing.assert_allclose(client.encode("abc").pooled, expected, atol=1e-5)
+                    answers.append(time.monotonic() - began)
                     most = max(most, process.memory_info().rss)
             except BaseException as error:  # noqa: BLE001 - told to the test below
                 faults.append(error)
@@ -61,7 +68,7 @@ def unharmed(server: Any, *, memory: int = 96 * MIB) -> Iterator[None]:
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            yield
+            yield answers
         finally:
             done.set()
             thread.join()
@@ -147,9 +154,12 @@ FLOODS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood(server: Any, name: str) -> None:
     """Frames by the ten thousand cost others nothing, and the server no memory that stays."""
-    with unharmed(server), Connection(server.address) as connection:
+    with unharmed(server) as answers, Connection(server.address) as connection:
         connection.send(FLOODS[name]())
         connection.read(for_s=2)
+        before = len(answers)
+        wait_until(lambda: len(answers) >= before + 3)
+    assert max(answers) < SANE_S
 
 
 def squeezed(count: int) -> bytes:
@@ -248,18 +258,21 @@ def test_readers_without_a_window(server: Any) -> None:
     large = pb.EncodeRequest(
         inputs=[pb.Input(text="a " * 38)] * 20, attention=pb.AttentionOptions()
     ).SerializeToString()
-    with unharmed(server, memory=384 * MIB), ExitStack() as held:  # 60 MB of answers, each held in some copies
+    # 60 MB of answers, each held in some copies
+    with unharmed(server, memory=384 * MIB) as answers, ExitStack() as held:
         for _ in range(10):
             connection = held.enter_context(Connection(server.address, preface=False))
             connection.send(raw.PREFACE, raw.settings(window=0))
             for number in range(20):
                 connection.call(2 * number + 1, message(large))
         time.sleep(1)
+    assert answers
+    assert max(answers) < SANE_S
 
 
 def test_connections_cut_within_a_message(server: Any) -> None:
     """Half a message whose sender is gone, or says nothing more, leaves nothing behind."""
-    with unharmed(server):
+    with unharmed(server) as answers:
         for number in range(100):
             with Connection(server.address) as connection:
                 connection.call(1, message(GOOD, length=5_000), end=False)
@@ -267,6 +280,8 @@ def test_connections_cut_within_a_message(server: Any) -> None:
                     connection.socket.shutdown(socket.SHUT_WR)
                 else:  # a reset instead of an end
                     connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        wait_until(lambda: len(answers) >= 3)
+    assert max(answers) < SANE_S
 
 
 def test_a_half_closed_connection(server: Any) -> None:

@@ -112,3 +112,4 @@ def test_health_is_announced_by_a_kept_task(tiny_artifact: Path, caplog: pytest.
         wait_until(lambda: health(running.address) == "NOT_SERVING")
         running.call(change(True))
         wait_until(lambda: health(running.address) == "SERVING")
+        assert "health failed, 2 times" not in caplog.text

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
-from authority import Authority, Files, serial_of
+from authority import Authority, Files, shown_serial
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -175,16 +175,6 @@ def test_what_a_client_is_given(authority: Authority, stranger: Authority, tmp_p
         assert "secret" not in str(caught.value)
     with pytest.raises(InvalidRequest, match="give one of them"):
         Client("127.0.0.1:1", tls=True, credentials=grpc.ssl_channel_credentials())
-
-
-def shown_serial(address: str) -> int:
-    """Open a new connection and give the serial number of the certificate that the server shows."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain) as wrapped:
-        return serial_of(ssl.DER_cert_to_PEM_cert(wrapped.getpeercert(binary_form=True) or b""))
 
 
 def put(source: Files, target: Files) -> None:
