@@ -53,15 +53,15 @@ def test_a_deadline_that_the_queue_outlasts() -> None:
     """Who has less time than what is before it takes is refused; who has enough is not."""
     error = refused(queue(500), 1, 5.0, 1)
     assert (error.reason, error.retry_delay_s) == ("deadline", pytest.approx(5.0))
-    queue(500).check_room(1, 12.0, Caller("bulk"), 1, 0.0)
+    queue(500).check_room(1, 18.0, Caller("bulk"), 1, 0.0)
     queue(500).check_room(1, None, Caller("bulk"), 1, 0.0)
     queue(500).check_room(1, 1.0, Caller("small"), 1, 0.0)
 
 
 def test_a_request_needs_time_of_its_own() -> None:
-    """What it takes itself counts too: 5 s of waiting and 8 s of work are not done within 12 s."""
-    assert refused(queue(500, max_tokens=2000), 1, 12.0, 800).reason == "deadline"
-    queue(500).check_room(1, 12.0, Caller("bulk"), 100, 0.0)
+    """What it takes itself counts too: 5 s of waiting and 14 s of work are not done within 18 s."""
+    assert refused(queue(500, max_tokens=2000), 1, 18.0, 1400).reason == "deadline"
+    queue(500).check_room(1, 18.0, Caller("bulk"), 100, 0.0)
 
 
 def overloaded(callers: int, times: float, slower_after_s: float) -> tuple[list[float], int]:

@@ -306,9 +306,9 @@ def test_another_callers_queue_is_no_reason_to_refuse() -> None:
         await asyncio.sleep(0.01)
         with pytest.raises(QueueFull, match="comes before it"):
             await engine.submit([sequence(1, 5)], OUTPUT, time.monotonic() + 2, caller=Caller("bulk"))
-        engine.check_room(1, time.monotonic() + 2, Caller("small"))
+        engine.check_room(1, time.monotonic() + 3, Caller("small"))
         small = asyncio.create_task(
-            engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 2, caller=Caller("small"))
+            engine.submit([sequence(2, 5)], OUTPUT, time.monotonic() + 3, caller=Caller("small"))
         )
         with pytest.raises(QueueFull, match="comes before it"):  # so many of its own take their time beside bulk's
             await engine.submit([sequence(3, 50)] * 4, OUTPUT, time.monotonic() + 2, caller=Caller("third"))
