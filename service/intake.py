@@ -17,7 +17,7 @@ from service.admission import Door
 from service.errors import InvalidRequest, QueueFull
 
 _PATIENCE_S = 2.0
-_GRACE_S = 0.02  # a message of a few KiB comes with its call, and 4 MiB within a data centre in this time
+_GRACE_S = 0.02  # a message of a few KiB comes with its call, or right behind it
 _PLACES_BYTES = 64 * 2**20
 _LAST_WORD_S = 0.05  # within which gRPC says so, after it has said that there is no message
 

@@ -26,7 +26,7 @@ def server_options(config: ServiceConfig) -> Options:
         # Of calls that are begun and reset by the thousand gRPC would cancel others' at random, from a thousand on that
         # the event loop has not come to yet (measured: 11 of 2,000).
         # In seconds. Of ten times what one core can do the event loop else saw each call only when its time was up:
-        # 8 answers a second, with this 224. gRPC ends such calls with CANCELLED.
+        # 8 answers a second, with this 200 to 230. gRPC ends such calls with CANCELLED.
         ("grpc.server_max_unrequested_time_in_server", 1),
         ("grpc.server.max_pending_requests", 32_768),
         ("grpc.server.max_pending_requests_hard_limit", 65_536),
