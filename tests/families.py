@@ -31,6 +31,19 @@ _DISTILBERT = {
 }
 _MPNET = {key: value for key, value in _OFFSET.items() if key != "type_vocab_size"}
 _T5 = {"vocab_size": 60, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+_BART = {
+    "vocab_size": 60,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "encoder_ffn_dim": 40,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 36,
+    "max_position_embeddings": 80,
+}
+_MARIAN = {**_BART, "pad_token_id": 7, "decoder_start_token_id": 7, "activation_function": "swish"}
+_OWN_TABLES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 50}
 
 # Family, and the configs that differ in the fields that matter.
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -64,6 +77,15 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mt5": ("mt5", {**_T5, "feed_forward_proj": "gated-gelu"}),
     "mt5, gated silu": ("mt5", {**_T5, "feed_forward_proj": "gated-silu", "num_layers": 1}),
     "mt5, plain": ("mt5", {**_T5, "feed_forward_proj": "relu"}),
+    "bart": ("bart", _BART),
+    "bart, scaled, relu": ("bart", {**_BART, "scale_embedding": True, "activation_function": "relu"}),
+    "bart, one layer, one head": ("bart", {**_BART, "encoder_layers": 1, "encoder_attention_heads": 1}),
+    "mbart": ("mbart", _BART),
+    "mbart, scaled": ("mbart", {**_BART, "scale_embedding": True}),
+    "mbart, relu, four heads": ("mbart", {**_BART, "activation_function": "relu", "encoder_attention_heads": 4}),
+    "marian": ("marian", {**_MARIAN, "scale_embedding": True}),
+    "marian, plain, odd width": ("marian", {**_MARIAN, "d_model": 27, "decoder_attention_heads": 3}),
+    "marian, two tables": ("marian", {**_MARIAN, **_OWN_TABLES, "scale_embedding": True}),
 }
 
 
@@ -100,7 +122,7 @@ def save(name: str, folder: Path) -> Any:
     words.insert(pad, "<pad>")
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    t5 = CASES[name][0] in ("t5", "mt5")
+    t5 = CASES[name][0] in ("t5", "mt5", "marian")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>" if t5 else "<s> $A </s>",
         pair="$A </s> $B </s>" if t5 else "<s> $A </s> $B </s>",
@@ -123,9 +145,10 @@ def padded_batch(model: Any, lengths: tuple[int, ...], *, left: bool = False) ->
 
 
 def oracle(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
-    """Give transformers' own answer, with all hidden states and attentions."""
+    """Give transformers' own answer, with all hidden states and attentions; an encoder-decoder's encoder's."""
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     with torch.inference_mode():
-        return model(input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
+        return encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
 
 
 def run_graphs(artifact: Path, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
