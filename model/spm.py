@@ -83,8 +83,10 @@ def read_spm(path: Path) -> Spm:
     return Spm([one.piece for one in raw.pieces], scores, table)
 
 
-def make_tokenizer(spm: Spm, ids: Mapping[str, int], added: Sequence[str], *, unk: str, eos: str) -> Tokenizer:
-    """Make a tokenizer that cuts as a file says, numbers as a vocabulary says, and puts `eos` behind.
+def make_tokenizer(
+    spm: Spm, ids: Mapping[str, int], added: Sequence[str], *, unk: str, around: tuple[str, str]
+) -> Tokenizer:
+    """Make a tokenizer that cuts as a file says and numbers as a vocabulary says.
 
     A vocabulary of two languages has tokens that are no pieces of the file. Of them a text is cut into the single
     characters alone, which the file knows in none of its pieces: so does sentencepiece, which gives what is unknown as
@@ -95,7 +97,7 @@ def make_tokenizer(spm: Spm, ids: Mapping[str, int], added: Sequence[str], *, un
         ids: Of every token its number; a piece that has none is not cut from a text.
         added: Tokens that stand for themselves wherever a text has them.
         unk: The token of what no piece covers.
-        eos: The token that ends a text, and a pair of texts.
+        around: Templates of a text and of a pair, whose special tokens are among those that are added.
     """
     # A token that the file cannot make keeps its number under a name with a space, of which no text has any left.
     tokens = [(f" {number}", 0.0) for number in range(max(ids.values()) + 1)]
@@ -109,7 +111,7 @@ def make_tokenizer(spm: Spm, ids: Mapping[str, int], added: Sequence[str], *, un
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, ids[eos])]
+        single=around[0], pair=around[1], special_tokens=[(token, ids[token]) for token in added if token in around[0]]
     )
     return tokenizer
 
