@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from model.checkpoint import read_json
-from model.config import EncoderConfig
+from model.config import DecoderConfig, EncoderConfig
 from model.confined import MOST_TOKENIZER_BYTES, inner_folder, plain_file, refuse_code
 from model.errors import CheckpointError, first_line
 from model.head import Normalize, SentenceHead, read_dense, read_poolings
-from model.pieces import SOURCE_PIECES, T5_PIECES, read_marian, read_t5
+from model.pieces import SOURCE_PIECES, T5_PIECES, read_marian, read_mbart_target, read_t5
 
 # The names under which sentence-transformers looks for the Transformer module's settings, in its order.
 _TRANSFORMER_FILES = [
@@ -124,13 +124,21 @@ def _check_transformer(folder: Path) -> None:
         raise CheckpointError(f"{path} sets {', '.join(others)}, which is not supported")
 
 
-def read_target_tokenizer(folder: Path, decoder: EncoderConfig) -> Tokenizer | None:
-    """Load the tokenizer of what a decoder of this config reads; None where it is the encoder's.
+def read_target_tokenizer(folder: Path, decoder: DecoderConfig, source: Tokenizer) -> Tokenizer | None:
+    """Load the tokenizer of what a decoder reads: `source`, the encoder's, where it has none of its own.
+
+    None where an mBART is told no target language, or one that does not go with the token that it starts with.
 
     Raises:
         CheckpointError: As `read_tokenizer`.
     """
-    return read_tokenizer(folder, decoder, target=True) if _has_two(folder, decoder) else None
+    if _has_two(folder, decoder.stack):
+        return read_tokenizer(folder, decoder.stack, target=True)
+    if decoder.stack.family != "mbart":
+        return source
+    target = read_mbart_target(folder, source)
+    # transformers wraps the last token around to the front, whichever it is.
+    return target if target is not None and target.encode("").ids[-1:] == [decoder.start_token_id] else None
 
 
 def read_tokenizer(folder: Path, config: EncoderConfig, *, target: bool = False) -> Tokenizer:

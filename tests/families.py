@@ -139,7 +139,8 @@ def save(name: str, folder: Path, *, whole: bool = False) -> Any:
         pair="$A </s> $B </s>" if t5 else "<s> $A </s> $B </s>",
         special_tokens=[(word, words.index(word)) for word in ("<s>", "</s>")],
     )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
+    language = {"tgt_lang": "the"} if CASES[name][0] == "mbart" else {}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials, **language).save_pretrained(folder)
     return model
 
 
