@@ -22,7 +22,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from service import metrics
-from service.artifact import ARTIFACT_FILE, Artifact, open_description
+from service.artifact import ARTIFACT_FILE, TOKENIZER_FILE, Artifact, open_description
 from service.batching import Batch
 from service.busy import BusyShare
 from service.config import ServiceConfig
@@ -209,8 +209,10 @@ class Fleet:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / ARTIFACT_FILE).write_bytes(description.artifact)
-            (folder / "tokenizer.json").write_bytes(description.tokenizer)
+            (folder / TOKENIZER_FILE).write_bytes(description.tokenizer)
             artifact = open_description(folder)
+            if artifact.decoder is not None and description.target_tokenizer is not None:
+                (folder / artifact.decoder.tokenizer).write_bytes(description.target_tokenizer)
             self._streams = description.streams
             batches = description.settings.replica_batches * description.streams
             runner = RayRunner(self, artifact, batches=batches)

@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
-from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
+from service.artifact import ARTIFACT_FILE, TOKENIZER_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
 from service.device import Device
@@ -101,6 +101,7 @@ class Description:
         identity: Of the replica that tells.
         artifact: The bytes of `artifact.json`.
         tokenizer: The bytes of `tokenizer.json`.
+        target_tokenizer: Those of the decoder's own; None where there is none.
         placement: Where the model runs.
         threads: Threads that one batch has.
         streams: Batches that run side by side.
@@ -114,6 +115,7 @@ class Description:
     threads: int
     streams: int
     settings: EncoderSettings
+    target_tokenizer: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +213,17 @@ class EncoderReplica:
 
     async def describe(self) -> Description:
         """Give what a gateway needs to serve this artifact."""
-        folder = self._artifact.folder
+        folder, decoder = self._artifact.folder, self._artifact.decoder
+        own = decoder is not None and decoder.tokenizer != TOKENIZER_FILE
         return Description(
             self._identity,
             (folder / ARTIFACT_FILE).read_bytes(),
-            (folder / "tokenizer.json").read_bytes(),
+            (folder / TOKENIZER_FILE).read_bytes(),
             self._placement,
             max(1, self._cores // self._streams),
             self._streams,
             self._settings,
+            (folder / decoder.tokenizer).read_bytes() if decoder is not None and own else None,
         )
 
     async def check_health(self) -> None:
