@@ -2,7 +2,8 @@
 
 `encoder` builds a model's application from plain settings, for `serve run` and `serve deploy`, for
 `attencode serve --ray` and for `attencode deploy` alike. This module is imported inside Ray's processes.
-May import: artifact, batching, config, device, ending, integrity, runner, scaling, session, placement, ray, pydantic.
+May import: artifact, batching, config, decoder, device, ending, integrity, runner, scaling, session, placement, ray,
+pydantic.
 """
 
 import socket
@@ -21,9 +22,10 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 
-from service.artifact import ARTIFACT_FILE, TOKENIZER_FILE, Artifact, open_artifact
+from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
+from service.decoder import TARGET_TOKENIZER
 from service.device import Device
 from service.ending import end_now
 from service.integrity import Integrity
@@ -214,16 +216,16 @@ class EncoderReplica:
     async def describe(self) -> Description:
         """Give what a gateway needs to serve this artifact."""
         folder, decoder = self._artifact.folder, self._artifact.decoder
-        own = decoder is not None and decoder.tokenizer != TOKENIZER_FILE
+        own = decoder is not None and decoder.tokenizer == TARGET_TOKENIZER
         return Description(
             self._identity,
             (folder / ARTIFACT_FILE).read_bytes(),
-            (folder / TOKENIZER_FILE).read_bytes(),
+            (folder / "tokenizer.json").read_bytes(),
             self._placement,
             max(1, self._cores // self._streams),
             self._streams,
             self._settings,
-            (folder / decoder.tokenizer).read_bytes() if decoder is not None and own else None,
+            (folder / TARGET_TOKENIZER).read_bytes() if own else None,
         )
 
     async def check_health(self) -> None:

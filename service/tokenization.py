@@ -3,7 +3,7 @@
 The tokenizer is Hugging Face's `tokenizers`, run without truncation and padding: which tokens stay is
 decided here, so that the original length is known and special tokens are kept whatever the family's
 template. No I/O after construction; calls release the interpreter lock and may run on any thread.
-May import: artifact, tokenizer_file, request, errors, tokenizers, numpy.
+May import: artifact, decoder, tokenizer_file, request, errors, tokenizers, numpy.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from service.artifact import TOKENIZER_FILE, Artifact
+from service.artifact import Artifact
+from service.decoder import TARGET_TOKENIZER
 from service.errors import InvalidRequest
 from service.request import TextInput, TokenIdsInput, TokenizeRequest, Tokens, Truncation
 from service.tokenizer_file import is_failure, load_tokenizer
@@ -88,8 +89,8 @@ class TextTokenizer:
             prompts={},
             default_prompt_name=None,
         )
-        own = decoder.tokenizer != TOKENIZER_FILE
-        return TextTokenizer(described, load_tokenizer(described.folder, decoder.tokenizer) if own else self._tokenizer)
+        own = decoder.tokenizer == TARGET_TOKENIZER
+        return TextTokenizer(described, load_tokenizer(described.folder, TARGET_TOKENIZER) if own else self._tokenizer)
 
     @property
     def max_tokens(self) -> int:
