@@ -104,6 +104,11 @@ def export(
         source = replace(source, model_id=model_id)
     place = encoder_folder(source.folder)
     encoder = load_encoder(place)
+    if precision == "float16" and not encoder.config.fusible:
+        raise ExportError(
+            f"{encoder.config.family} as {source.folder} sets it computes what no graph for CUDA in float16 has; "
+            "export it without --precision float16, and CUDA runs its graphs in float32"
+        )
     settings, head = read_sentence(source.folder, encoder.config)
     tokenizer = read_tokenizer(place, encoder.config)
     special = tokenizer.num_special_tokens_to_add(is_pair=False)

@@ -5,7 +5,7 @@
 and the texts that it is asked of, and one graph serves all layers. The graphs are traced without weights and refer to
 one external file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder` there is
 `encode` alone, for CUDA, without inner states and with weights of its own.
-May import: encoder, fused, head, pooling, torch, onnx.
+May import: disentangled, encoder, fused, head, pooling, torch, onnx.
 """
 
 import copy
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from model.disentangled import RelativePositions
 from model.encoder import Encoder, EncoderLayer
 from model.fused import FusedEncoder
 from model.head import SentenceHead
@@ -124,7 +125,10 @@ class AttentionGraph(nn.Module):
 
     def forward(self, hidden_state: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inspect the layer; shapes as `EncoderLayer.inspect` has them."""
-        return self.layer.inspect(hidden_state, *self.encoder.terms(attention_mask, hidden_state.dtype))
+        mask, position_bias = self.encoder.terms(attention_mask, hidden_state.dtype)
+        if isinstance(position_bias, RelativePositions):
+            position_bias = position_bias.narrowed()  # their projections are inputs and cannot be made beforehand
+        return self.layer.inspect(hidden_state, mask, position_bias)
 
 
 def trace_attention(encoder: Encoder) -> tuple[onnx.ModelProto, set[str], set[str]]:
