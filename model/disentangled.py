@@ -44,7 +44,8 @@ class RelativePositions(NamedTuple):
             self.query_rows[0],
             self.key_rows[0],
         )  # of the two longest distances, which have the outermost rows
-        kept = self.vectors[torch.arange(first, last + 1, device=first.device)]
+        used = torch.arange(first, last + 1, device=first.device)  # type: ignore[call-overload] # numbers as tensors
+        kept = self.vectors[used]
         return RelativePositions(kept, self.key_rows - first, self.query_rows - first)
 
 
