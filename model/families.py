@@ -82,6 +82,8 @@ FAMILIES: Mapping[str, Family] = {
         # Hugging Face's code has these numbers built in, whatever the config says.
         {"relative_attention_num_buckets": (None, 32), "pad_token_id": (None, 1)},
     ),
+    "t5": _T5,
+    "mt5": _T5,
     "deberta-v2": Family(  # and v3, which calls itself so
         names.DEBERTA,
         fields.deberta,
@@ -89,8 +91,6 @@ FAMILIES: Mapping[str, Family] = {
         (*_HEADS, "lm_predictions.", "mask_predictions."),
         spare=("embeddings.position_embeddings.", "encoder.rel_embeddings.", "encoder.LayerNorm."),
     ),
-    "t5": _T5,
-    "mt5": _T5,
 }
 
 
