@@ -2,15 +2,15 @@
 
 A family is a row of `FAMILIES`: which of its config fields mean ours (`fields`), which fields it must not set, where
 its tensors lie in a checkpoint and what they are called (`names`). To add one, add a row and an oracle test.
-May import: config, errors, fields, names.
+May import: config, errors, fields, names, seq2seq.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from model import fields, names
-from model.config import EncoderConfig
+from model import fields, names, seq2seq
+from model.config import DecoderConfig, EncoderConfig
 from model.errors import CheckpointError
 from model.fields import Raw
 
@@ -36,6 +36,7 @@ class Family:
         ignored: Beginnings of names, behind the prefix, that change nothing the encoder computes.
         spare: Beginnings of names that checkpoints keep though their config has no use for them.
         refused_unless: Further fields that must have one of these values.
+        decoder: How the decoder beside the encoder is read; its `fields` gives what `model.seq2seq` says.
     """
 
     names: Mapping[str, str]
@@ -43,18 +44,34 @@ class Family:
     prefix: str
     ignored: tuple[str, ...] = ()
     refused_unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    decoder: "Family | None" = None
     spare: tuple[str, ...] = ()
 
 
 _HEADS = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "cls.", "classifier.", "qa_outputs.")
 _ROBERTA = Family(names.BERT, fields.roberta, "roberta.", (*_HEADS, "lm_head."))
+_T5_HEADS = ("lm_head.", "classification_head.", "classifier.")
+_PAIR = {"is_encoder_decoder": (None, True, False)}
 _T5 = Family(
     names.T5,
     fields.t5,
     "transformer.",
-    ("decoder.", "lm_head.", "classification_head.", "classifier."),
-    {"is_encoder_decoder": (None, True, False)},  # the encoder is taken, the decoder left
+    ("decoder.", *_T5_HEADS),
+    _PAIR,
+    Family(
+        seq2seq.T5_DECODER,
+        seq2seq.t5_decoder,
+        "transformer.",
+        # In the oldest checkpoints, where nothing adds it to anything.
+        ("encoder.", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.", *_T5_HEADS),
+    ),
 )
+_BART_HEADS = ("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs.")
+# What transformers never reads, and conversions of other computations set.
+_POST_NORM = {"normalize_before": (None, False), "add_final_layer_norm": (None, False)}
+_PRE_NORM = {"normalize_before": (None, True), "add_final_layer_norm": (None, True)}
+_LEARNED = {"static_position_embeddings": (None, False), "normalize_embedding": (None, True)}
+_FIXED = {"static_position_embeddings": (None, True), "normalize_embedding": (None, False)}
 
 FAMILIES: Mapping[str, Family] = {
     "bert": Family(names.BERT, fields.bert, "bert.", _HEADS),
@@ -91,6 +108,35 @@ FAMILIES: Mapping[str, Family] = {
         (*_HEADS, "lm_predictions.", "mask_predictions."),
         spare=("embeddings.position_embeddings.", "encoder.rel_embeddings.", "encoder.LayerNorm."),
     ),
+    "bart": Family(
+        seq2seq.BART,
+        seq2seq.bart,
+        "model.",
+        ("decoder.", "encoder.version", *_BART_HEADS),
+        {**_PAIR, **_POST_NORM, **_LEARNED},
+        Family(
+            seq2seq.BART_DECODER,
+            seq2seq.bart_decoder,
+            "model.",
+            ("encoder.", "decoder.version", *_BART_HEADS),
+        ),
+    ),
+    "mbart": Family(
+        seq2seq.MBART,
+        seq2seq.mbart,
+        "model.",
+        ("decoder.", *_BART_HEADS),
+        {**_PAIR, **_PRE_NORM, **_LEARNED},
+        Family(seq2seq.MBART_DECODER, seq2seq.bart_decoder, "model.", ("encoder.", *_BART_HEADS)),
+    ),
+    "marian": Family(
+        seq2seq.MARIAN,
+        seq2seq.marian,
+        "model.",
+        ("decoder.", *_BART_HEADS),
+        {**_PAIR, **_POST_NORM, **_FIXED},
+        Family(seq2seq.MARIAN_DECODER, seq2seq.marian_decoder, "model.", ("encoder.", *_BART_HEADS)),
+    ),
 }
 
 
@@ -117,3 +163,17 @@ def read_config(raw: Raw) -> EncoderConfig:
         if raw.get(refused) not in accepted:
             raise CheckpointError(f"config field {refused}={raw[refused]!r} is not supported by the encoder")
     return EncoderConfig(family=name, **family.fields(raw))
+
+
+def read_decoder_config(raw: Raw) -> DecoderConfig:
+    """Read the decoder from a parsed `config.json` of a family that has one.
+
+    Raises:
+        CheckpointError: As `read_config`.
+    """
+    encoder = read_config(raw)
+    family = FAMILIES[encoder.family].decoder
+    assert family is not None, f"{encoder.family} has no decoder"
+    own = family.fields(raw)
+    ends = {name: own.pop(name) for name in ("start_token_id", "eos_token_id")}
+    return DecoderConfig(stack=replace(encoder, **own), **ends)

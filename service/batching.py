@@ -3,7 +3,7 @@
 Pure: no clock, no I/O, no tasks; `now` is an argument. Callers take turns by what their turns cost, so nobody
 starves and nobody is held up by another's ten thousand texts: the oldest sequence of the caller whose turn it is
 anchors the next batch. It takes along those nearest to it in length, whoever sent them, until padding would cost as
-much as a batch of their own. May import: callers, reduce, tokenization, numpy.
+much as a batch of their own. May import: callers, cross, tokenization, numpy.
 """
 
 from bisect import bisect_left, insort
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.callers import NOBODY, Caller
-from service.reduce import Look
+from service.cross import Wanted
 from service.tokenization import Sequence
 
 HIDDEN_STATES = "hidden_states_"
@@ -77,7 +77,7 @@ class Waiting:
 
     Attributes:
         number: Order of arrival, unique.
-        length: Tokens.
+        length: Tokens; of a pair those of both.
         arrived_s: When it came, on the clock that `now` is read from.
         caller: Who sent it; those of one name share one turn.
     """
@@ -322,7 +322,7 @@ class Batch:
         outputs: Names of what is wanted: the graph's outputs, and `hidden_states_0` and so on.
         lengths: Tokens of each row.
         pooling_mask: Tokens that poolings take; the attention mask but for prompts that are left out.
-        looks: What is wanted of each row's attention, None for nothing; empty where no row's is.
+        looks: What is wanted of each row's attention, or a target's to it, None for nothing; empty where no row's is.
         state_rows: Rows whose hidden states are wanted or looked at, ascending, (rows,) int64.
     """
 
@@ -332,7 +332,7 @@ class Batch:
     attention_mask: NDArray[np.int64]
     token_type_ids: NDArray[np.int64]
     pooling_mask: NDArray[np.int64]
-    looks: tuple[Look | None, ...] = ()
+    looks: tuple[Wanted | None, ...] = ()
     state_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def rows_of(self, name: str) -> NDArray[np.int64]:
@@ -360,7 +360,7 @@ def pad(
     pad_token_id: int,
     limits: BatchLimits,
     *,
-    looks: tuple[Look | None, ...] = (),
+    looks: tuple[Wanted | None, ...] = (),
     state_rows: SequenceOf[int] = (),
 ) -> Batch:
     """Lay sequences into one rectangle."""

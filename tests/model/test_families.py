@@ -88,6 +88,6 @@ def test_514_positions_are_512_tokens(saved: Callable[[str], tuple[Any, Path]]) 
 def test_rename_knows_every_row(family: str) -> None:
     """Each row of a family's table gives our name, and a name beyond the table gives None."""
     for theirs, ours in FAMILIES[family].names.items():
-        assert rename(theirs.format(n=11, p="bias"), family) == ours.format(n=11, p="bias")
-    assert rename("encoder.layer.x.output.dense.bias", family) is None
-    assert rename("encoder.layer.1.output.dense.scale", family) is None
+        assert rename(theirs.format(n=11, p="bias"), FAMILIES[family]) == ours.format(n=11, p="bias")
+    assert rename("encoder.layer.x.output.dense.bias", FAMILIES[family]) is None
+    assert rename("encoder.layer.1.output.dense.scale", FAMILIES[family]) is None
