@@ -64,6 +64,12 @@ _T5 = Family(
         ("encoder.", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.", *_T5_HEADS),
     ),
 )
+_BART_HEADS = ("lm_head.", "final_logits_bias", "classification_head.", "qa_outputs.")
+# What transformers never reads, and conversions of other computations set.
+_POST_NORM = {"normalize_before": (None, False), "add_final_layer_norm": (None, False)}
+_PRE_NORM = {"normalize_before": (None, True), "add_final_layer_norm": (None, True)}
+_LEARNED = {"static_position_embeddings": (None, False), "normalize_embedding": (None, True)}
+_FIXED = {"static_position_embeddings": (None, True), "normalize_embedding": (None, False)}
 
 FAMILIES: Mapping[str, Family] = {
     "bert": Family(names.BERT, fields.bert, "bert.", _HEADS),
@@ -93,6 +99,35 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "t5": _T5,
     "mt5": _T5,
+    "bart": Family(
+        seq2seq.BART,
+        seq2seq.bart,
+        "model.",
+        ("decoder.", "encoder.version", *_BART_HEADS),
+        {**_PAIR, **_POST_NORM, **_LEARNED},
+        Family(
+            seq2seq.BART_DECODER,
+            seq2seq.bart_decoder,
+            "model.",
+            ("encoder.", "decoder.version", *_BART_HEADS),
+        ),
+    ),
+    "mbart": Family(
+        seq2seq.MBART,
+        seq2seq.mbart,
+        "model.",
+        ("decoder.", *_BART_HEADS),
+        {**_PAIR, **_PRE_NORM, **_LEARNED},
+        Family(seq2seq.MBART_DECODER, seq2seq.bart_decoder, "model.", ("encoder.", *_BART_HEADS)),
+    ),
+    "marian": Family(
+        seq2seq.MARIAN,
+        seq2seq.marian,
+        "model.",
+        ("decoder.", *_BART_HEADS),
+        {**_PAIR, **_POST_NORM, **_FIXED},
+        Family(seq2seq.MARIAN_DECODER, seq2seq.marian_decoder, "model.", ("encoder.", *_BART_HEADS)),
+    ),
 }
 
 

@@ -205,7 +205,10 @@ def trace(graph: Graph) -> onnx.ModelProto:
             do_constant_folding=False,
             dynamo=False,
         )
-    return onnx.load_model_from_string(buffer.getvalue())
+    model = onnx.load_model_from_string(buffer.getvalue())
+    for value in model.graph.output if isinstance(graph, DecoderGraph) else ():  # which the tracer cannot tell
+        value.type.tensor_type.shape.dim[1].dim_value = graph.decoder.config.stack.num_attention_heads
+    return model
 
 
 def _axes(name: str) -> dict[int, str]:
