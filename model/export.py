@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from tokenizers import Tokenizer
 
 from model.checkpoint import load_decoder, load_encoder
 from model.decoder import Decoder
@@ -52,11 +53,12 @@ from model.graphs import (
 )
 from model.head import SentenceHead
 from model.hub import Source, locate
-from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
+from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_target_tokenizer, read_tokenizer
 
 FORMAT_VERSION = 5
 Places = list[dict[str, Any]]
 """For each layer, where its own weights lie, by their names within a layer."""
+TARGET_TOKENIZER = "target_tokenizer.json"
 PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
 MIN_COSINES = {"pooled": 0.9999, "token": 0.999}  # float16, the worst vector, against torch in float32
@@ -100,6 +102,7 @@ def export(
     decoder = load_decoder(place, encoder)
     settings, head = read_sentence(source.folder, encoder.config)
     tokenizer = read_tokenizer(place, encoder.config)
+    target_tokenizer = read_target_tokenizer(place, decoder.config.stack) if decoder is not None else None
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     if settings.max_tokens <= special:
         raise CheckpointError(
@@ -111,6 +114,8 @@ def export(
         crossed = DecoderGraph(encoder, decoder) if decoder is not None else None
         places = _write_graphs(folder, plain, WEIGHTS_FILE, encoder, crossed)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
+        if target_tokenizer is not None:
+            (folder / TARGET_TOKENIZER).write_text(target_tokenizer.to_str(pretty=False), encoding="utf-8")
         difference = check(folder, plain, places, crossed)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
@@ -118,7 +123,7 @@ def export(
             parity |= _write_float16(folder, encoder, head, plain, pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
         described = _description(source, plain, settings, parity, places)
-        write_description(folder, {**described, "decoder": _described_decoder(decoder)})
+        write_description(folder, {**described, "decoder": _described_decoder(decoder, target_tokenizer)})
     report(f"wrote {output}")
     return output
 
@@ -326,7 +331,7 @@ def _description(
     }
 
 
-def _described_decoder(decoder: Decoder | None) -> dict[str, Any] | None:
+def _described_decoder(decoder: Decoder | None, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     """Build what `artifact.json` says of the decoder; None without one."""
     if decoder is None:
         return None
@@ -339,7 +344,7 @@ def _described_decoder(decoder: Decoder | None) -> dict[str, Any] | None:
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.stack.pad_token_id,
         "max_tokens": config.stack.max_tokens,
-        "tokenizer": "tokenizer.json",
+        "tokenizer": "tokenizer.json" if tokenizer is None else TARGET_TOKENIZER,
     }
 
 

@@ -206,8 +206,9 @@ def trace(graph: Graph) -> onnx.ModelProto:
             dynamo=False,
         )
     model = onnx.load_model_from_string(buffer.getvalue())
-    for value in model.graph.output if isinstance(graph, DecoderGraph) else ():  # which the tracer cannot tell
-        value.type.tensor_type.shape.dim[1].dim_value = graph.decoder.config.stack.num_attention_heads
+    if isinstance(graph, DecoderGraph):
+        for value in model.graph.output:  # which the tracer cannot tell
+            value.type.tensor_type.shape.dim[1].dim_value = graph.decoder.config.stack.num_attention_heads
     return model
 
 
