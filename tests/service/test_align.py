@@ -119,6 +119,15 @@ def test_callers_and_kinds_share_a_batch(t5: Translator) -> None:
     assert any(len({type(look) for look in batch.looks}) > 1 for batch in mixed)
 
 
+def test_targets_with_a_tokenizer_of_their_own(translator: Translator, tmp_path: Path) -> None:
+    """Where the artifact has one for targets, their ids are its, and the weights those of transformers for them."""
+    artifact = translators.with_own_targets(translator.artifact, tmp_path / "artifact")
+    with serving(artifact, Session) as running:
+        item, plain = running.client.align("abc", "abc"), translator.client.align("abc", "zyx")
+        assert item.target.tokens.ids == plain.target.tokens.ids != item.source.tokens.ids
+        np.testing.assert_allclose(item.attention, plain.attention, atol=1e-5)
+
+
 # ---------------------------------------------------------------- what is made of them
 
 
