@@ -333,6 +333,9 @@ def _info(parsed: argparse.Namespace) -> int:
     replicas = facts.pop("replicas")
     for name, value in facts.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if name == "decoder":
+            told = "{num_layers} layers, {num_heads} heads, targets of at most {max_tokens} tokens"
+            shown = told.format(**value) if value else "none"
         sys.stdout.write(f"{name:<{width}}  {shown}\n")
     for replica in replicas:
         words = (replica["id"], replica["node"], replica["device"], replica["state"], replica["digest"][:12])

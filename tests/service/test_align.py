@@ -329,6 +329,8 @@ def test_limits_count_both_sides(t5: Translator) -> None:
         caught.value
     )
     assert t5.client.align("a " * 300, "b " * 300, reduce_heads="mean", layers=[0]).attention.shape == (1, 301, 301)
+    with pytest.raises(InvalidRequest, match="name 40,000 tokens and spans of each of 2 pairs, and may name 65,536"):
+        t5.client.align_pairs([("a", "b")] * 2, queries=[0] * 40_000)
     with serving(t5.artifact, Session, max_request_tokens=20) as running:
         running.client.align("a " * 9, "b " * 9)
         with pytest.raises(InvalidRequest, match="the request has 21 tokens, more than this server's 20"):
