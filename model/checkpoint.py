@@ -65,7 +65,8 @@ def load_encoder(folder: Path) -> Encoder:
         CheckpointError: The config is not supported, or a file or tensor is not what it must be.
     """
     raw = read_json(folder / "config.json")
-    refuse_code(folder / "config.json", raw)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    refuse_code(folder / "config.json", raw, family.code if family else ())
     config = read_config(raw)
     try:
         with torch.device("meta"):  # shapes without memory; the checkpoint's tensors take their places
@@ -76,15 +77,24 @@ def load_encoder(folder: Path) -> Encoder:
     return encoder.requires_grad_(requires_grad=False)
 
 
-def rename(name: str, family: str) -> str | None:
-    """Give our name of a checkpoint's tensor; None when no row of the family's table has it."""
+def rename(name: str, family: str) -> tuple[str, ...]:
+    """Give our names of a checkpoint's tensor, one for each equal part; none when no row of the family's table has it.
+
+    A tensor is one of ours, as a rule.
+    """
     stem, _, last = name.rpartition(".")
     name = f"{stem}.{_OLD_NORM.get(last, last)}"
     for source, target in FAMILIES[family].names.items():
-        pattern = re.escape(source).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
-        if match := re.fullmatch(pattern, name):
-            return target.format(**match.groupdict())
-    return None
+        if match := re.fullmatch(_pattern(source), name):
+            targets = (target,) if isinstance(target, str) else target
+            return tuple(part.format(**match.groupdict()) for part in targets)
+    return ()
+
+
+def _pattern(name: str) -> str:
+    """Give a regular expression for a name of a rename table."""
+    pattern = re.escape(name).replace(r"\{p\}", "(?P<p>weight|bias)")
+    return re.sub(r"\\\{([nm])\\\}", r"(?P<\1>\\d+)", pattern)
 
 
 def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,14 +113,15 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
             if not name.startswith(prefix) or name.removeprefix(prefix).startswith(FAMILIES[config.family].ignored):
                 continue
             ours = rename(name.removeprefix(prefix), config.family)
-            if ours is None or ours not in expected:
+            if not ours or not expected.keys() >= set(ours):
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
-            elif ours in state and not torch.equal(state[ours], tensor.to(torch.float32)):
-                faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
-            elif fault := _tensor_fault(name, tensor, expected[ours]):
+            elif fault := _tensor_fault(name, tensor, _whole(expected, ours)):
                 faults.append(fault)
             else:
-                state[ours] = tensor.to(torch.float32).contiguous()
+                parts = dict(zip(ours, tensor.to(torch.float32).chunk(len(ours)), strict=True))
+                if any(part in state and not torch.equal(state[part], parts[part]) for part in ours):
+                    faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
+                state |= {part: numbers.contiguous() for part, numbers in parts.items()}
     named = {fault.split()[2] for fault in faults}
     faults += [
         f"missing tensor {' or '.join(theirs)} {tuple(tensor.shape)}"
@@ -120,6 +131,12 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
     if faults:
         raise CheckpointError(f"{folder} does not fit its config.json: {_listing(faults)}")
     return state
+
+
+def _whole(expected: Mapping[str, Tensor], ours: tuple[str, ...]) -> Tensor:
+    """Give the shape, as a tensor without numbers, of one that holds some of ours."""
+    first = expected[ours[0]]
+    return first if len(ours) == 1 else first.new_empty((first.shape[0] * len(ours), *first.shape[1:]), device="meta")
 
 
 def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:
@@ -247,11 +264,12 @@ def _refuse_packed(path: Path) -> None:
 
 def _their_names(ours: str, family: str, prefix: str) -> list[str]:
     """Give the names that one of our tensors may have in a checkpoint."""
-    names = []
-    for source, target in FAMILIES[family].names.items():
-        pattern = re.escape(target).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
-        if match := re.fullmatch(pattern, ours):
-            names.append(prefix + source.format(**match.groupdict()))
+    names = [
+        prefix + source.format(**match.groupdict())
+        for source, target in FAMILIES[family].names.items()
+        for part in ((target,) if isinstance(target, str) else target)
+        if (match := re.fullmatch(_pattern(part), ours))
+    ]
     assert names, f"no row of {family}'s rename table makes {ours}"
     return names
 

@@ -6,11 +6,24 @@ a Hugging Face `config.json` by `model.families`. May import: errors.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model.errors import CheckpointError
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 _MOST_LAYERS = 1000  # far above any published encoder's; a broken number must not build modules for hours
+
+
+class Rotary(NamedTuple):
+    """How fast rotary positions turn.
+
+    Attributes:
+        base: The slowest pair turns by about 1 / base a place.
+        divisor: What every angle is divided by.
+    """
+
+    base: float
+    divisor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +35,10 @@ class EncoderConfig:
         vocab_size: Rows of the token embedding.
         embedding_size: Width of the embeddings; one that differs from `hidden_size` is projected to it.
         hidden_size: Width of every hidden state (`hidden` in shapes).
-        num_hidden_layers: Encoder layers.
+        num_hidden_layers: Encoder layers that a text runs through.
+        num_hidden_groups: Groups of layers that share their weights: each stands for the same number of neighbours
+            (ALBERT). 0 where every layer has its own.
+        inner_group_num: Layers of one group, which run one after the other.
         num_attention_heads: Heads of each layer (`heads` in shapes).
         head_dim: Width of one head's query, key and value vectors.
         intermediate_size: Inner width of the feed-forward block.
@@ -32,14 +48,24 @@ class EncoderConfig:
         position_offset: Place of the first token in the position embedding. Above 0 positions count tokens
             only, so that padding takes none (RoBERTa: padding index + 1).
         type_vocab_size: Rows of the segment embedding; 0 where there is none.
+        embedding_projection: Whether embeddings are projected even where the widths are equal.
         embedding_norm: Whether the embeddings are normalized.
         norm: `layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019).
         norm_eps: Epsilon inside every norm.
         pre_norm: Whether norms stand before the sublayers, with one more behind the last layer.
-        bias: Whether linear maps have one.
+        first_norm: Whether a norm stands before the first layer's attention too, where norms stand before.
+        norm_bias: Whether norms have one.
+        bias: Whether linear maps have one, unless the next two say otherwise.
+        intermediate_bias: Whether the first maps of the feed-forward block have one.
+        output_bias: Whether its last map has one.
         scaled: Whether attention scores are divided by sqrt(head_dim).
         relative_attention_num_buckets: Buckets of the position bias shared by all layers; 0 for none.
         relative_attention_max_distance: Distance from which on its last bucket holds.
+        rotary: Rotary positions of queries and keys; None for none.
+        local_rotary: Those of layers with local attention.
+        max_rotary_positions: Places that rotary positions are meant for; 0 without them.
+        local_layers: Numbers of the layers whose tokens look at their neighbours alone.
+        local_reach: How many places away those look at most, to either side.
         pad_token_id: Token id that fills padded places.
     """
 
@@ -48,6 +74,8 @@ class EncoderConfig:
     embedding_size: int
     hidden_size: int
     num_hidden_layers: int
+    num_hidden_groups: int = 0
+    inner_group_num: int = 1
     num_attention_heads: int
     head_dim: int
     intermediate_size: int
@@ -56,14 +84,24 @@ class EncoderConfig:
     max_position_embeddings: int
     position_offset: int = 0
     type_vocab_size: int
+    embedding_projection: bool = False
     embedding_norm: bool = True
     norm: str = "layer"
     norm_eps: float
     pre_norm: bool = False
+    first_norm: bool = True
+    norm_bias: bool = True
     bias: bool = True
+    intermediate_bias: bool | None = None
+    output_bias: bool | None = None
     scaled: bool = True
     relative_attention_num_buckets: int = 0
     relative_attention_max_distance: int = 128
+    rotary: Rotary | None = None
+    local_rotary: Rotary | None = None
+    max_rotary_positions: int = 0
+    local_layers: frozenset[int] = frozenset()
+    local_reach: int = 0
     pad_token_id: int
 
     def __post_init__(self) -> None:
@@ -93,6 +131,8 @@ class EncoderConfig:
             raise CheckpointError(
                 f"config field max_position_embeddings={self.max_position_embeddings} leaves no place for a token"
             )
+        if self.rotary and self.head_dim % 2:
+            raise CheckpointError(f"rotary positions turn pairs of numbers: head_dim={self.head_dim} must be even")
         exact = self.relative_attention_num_buckets // 4  # distances with a bucket of their own, on each side
         if self.relative_attention_num_buckets and not 1 <= exact < self.relative_attention_max_distance:
             raise CheckpointError(
@@ -103,7 +143,9 @@ class EncoderConfig:
     @property
     def max_tokens(self) -> int | None:
         """Longest sequence in tokens, special tokens included; None where positions set no limit."""
-        return self.max_position_embeddings - self.position_offset if self.max_position_embeddings else None
+        if self.max_position_embeddings:
+            return self.max_position_embeddings - self.position_offset
+        return self.max_rotary_positions or None
 
 
 _SIZES = (

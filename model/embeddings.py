@@ -22,7 +22,8 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(config.max_position_embeddings, width) if config.max_position_embeddings else None
         self.segment = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm = make_norm(config, width) if config.embedding_norm else None
-        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+        projected = config.embedding_projection or width != config.hidden_size
+        self.projection = nn.Linear(width, config.hidden_size) if projected else None
         self.position_offset = config.position_offset
         self.pad_token_id = config.pad_token_id
 

@@ -2,6 +2,7 @@
 
     encode.onnx                 the encoder, its poolings and the hidden states that are asked for
     attention.onnx              what a layer's heads look at, from that layer's input and weights
+    long.onnx                   the first for long texts, of models that take them
     weights.bin                 their weights, shared
     encode.cuda.onnx            with float16: the first graph for CUDA, fused, with the last hidden state alone
     pooled.cuda.onnx            the same, with the model's own pooling alone
@@ -33,34 +34,27 @@ import numpy as np
 import onnx
 import torch
 
+from model.attention_graph import AttentionGraph
 from model.checkpoint import load_encoder
 from model.encoder import Encoder
 from model.errors import CheckpointError, ExportError
-from model.fused import FusedEncoder
+from model.fused import FusedEncoder, refusal
 from model.graphs import (
     CUDA_POOLED_FILE,
     CUDA_WEIGHTS_FILE,
     WEIGHTS_FILE,
-    AttentionGraph,
     EncoderGraph,
     Graph,
-    attach_attention_weights,
-    attach_weights,
-    fold_weights,
-    place_of,
+    Places,
+    long_graphs,
     prune,
-    trace,
-    trace_attention,
-    weight_of,
-    write_weights,
+    write_graphs,
 )
 from model.head import SentenceHead
 from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
 
 FORMAT_VERSION = 4
-Places = list[dict[str, Any]]
-"""For each layer, where its own weights lie, by their names within a layer."""
 ARTIFACT_FILE = "artifact.json"
 PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
@@ -114,12 +108,14 @@ def export(
     report(f"loaded {source.model_id}: {_size_line(encoder)}")
     with _written_aside(output) as folder:
         plain = EncoderGraph(encoder, head, pool_prompt=settings.pool_prompt)
-        places = _write_graphs(folder, plain, WEIGHTS_FILE, encoder)
+        places = write_graphs(folder, plain, WEIGHTS_FILE, encoder)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
         difference = check(folder, plain, places)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
-        if precision == "float16":
+        if precision == "float16" and (reason := refusal(encoder.config)):
+            report(f"no graph in float16 for CUDA, which has no operator for {reason}: it will run float32")
+        elif precision == "float16":
             parity |= _write_float16(folder, encoder, head, plain, pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
         _write_description(folder, _description(source, plain, settings, parity, places))
@@ -132,7 +128,7 @@ def _write_float16(
 ) -> dict[str, float]:
     """Write the graphs for CUDA and give how near they are to the plain one, by the description's names."""
     fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, pool_prompt=pool_prompt)
-    _write_graphs(folder, fused, CUDA_WEIGHTS_FILE)
+    write_graphs(folder, fused, CUDA_WEIGHTS_FILE)
     whole = onnx.load_model(folder / fused.file, load_external_data=False)
     onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
     cosines = check_float16(folder, fused, plain)
@@ -152,7 +148,11 @@ def check(folder: Path, plain: EncoderGraph, places: Places) -> float:
     worst = 0.0
     encoder = plain.encoder
     assert isinstance(encoder, Encoder)
-    inspected: list[Graph] = [plain, *(AttentionGraph(encoder, layer) for layer in range(len(places)))]
+    inspected: list[Graph] = [
+        plain,
+        *long_graphs(plain),
+        *(AttentionGraph(encoder, layer) for layer in range(len(places))),
+    ]
     for graph in inspected:
         weights = _weights_at(folder, places[graph.number]) if isinstance(graph, AttentionGraph) else {}
         for _, exact, ours in _compared(folder, graph, graph, weights):
@@ -248,26 +248,6 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
     if name in AttentionGraph.outputs:
         return (row, slice(None), slice(length))
     return (row, slice(length))
-
-
-def _write_graphs(folder: Path, graph: EncoderGraph, weights: str, inspected: Encoder | None = None) -> Places:
-    """Write a graph, of an encoder that is inspected also the attention graph, and the file of their weights.
-
-    Returns:
-        For each inspected layer, where its own weights lie.
-    """
-    model = trace(graph)
-    names = fold_weights(model, graph)
-    attention, own, shared = trace_attention(inspected) if inspected is not None else (None, set[str](), set[str]())
-    layers = range(inspected.config.num_hidden_layers) if inspected is not None else ()
-    of_layers = {weight_of(layer, name) for layer in layers for name in own}
-    references = write_weights(folder / weights, graph, names | of_layers | shared)
-    attach_weights(model, graph, names, references)
-    onnx.save_model(model, folder / graph.file)
-    if attention is not None:
-        attach_attention_weights(attention, own, shared, references)
-        onnx.save_model(attention, folder / AttentionGraph.file)
-    return [{name: place_of(references[weight_of(layer, name)]) for name in sorted(own)} for layer in layers]
 
 
 def _weights_at(folder: Path, places: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -23,7 +23,7 @@ from service.reduce import Reducer
 
 _LOG = logging.getLogger(__name__)
 
-Graph = Literal["encode", "attention"]
+Graph = Literal["encode", "long", "attention"]
 
 _WARM_UP_LENGTHS = (16, 32, 64, 128)  # on the ladder of padded lengths
 _WARM_UP_TOKENS = 256
@@ -79,8 +79,9 @@ class Session:
         Raises:
             ProviderError: The provider refuses it.
         """
-        self._loaded(graph, 1)
-        if graph == "encode":
+        if graph != "long":
+            self._loaded(graph, 1)
+        if graph != "attention":
             self._loaded(graph, self.streams)
 
     def warm_up(self) -> None:
@@ -123,8 +124,9 @@ class Session:
         Returns:
             The batch's outputs by name, and `hidden_states`, which `look` takes, float32, padding included.
         """
-        streams = 1 if alone else self.streams
-        session = self._sessions.get(("encode", streams)) or self._loaded("encode", streams)
+        graph = self.artifact.graph_for(batch.input_ids.shape[1])
+        streams = 1 if alone and graph == "encode" else self.streams  # a long text leaves room for those that come
+        session = self._sessions.get((graph, streams)) or self._loaded(graph, streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         states = {name for name in batch.outputs if name.startswith(HIDDEN_STATES)}
         names = [name for name in batch.outputs if name not in states]
@@ -194,6 +196,8 @@ class Session:
         provider = self.placement.provider
         if graph == "attention":  # short runs, in between others
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if graph == "long":  # rare runs of a gigabyte, which is given back after each
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         try:
             if provider == "openvino" and graph == "encode":
                 return openvino.create(path, options, self.placement.precision, self._threads, streams)

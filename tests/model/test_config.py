@@ -40,15 +40,27 @@ def test_reads_every_field():
         "norm_eps": 1e-5,
         "embedding_size": 384,
         "head_dim": 32,
+        "num_hidden_groups": 0,
+        "inner_group_num": 1,
         "gated": False,
         "position_offset": 0,
+        "embedding_projection": False,
         "embedding_norm": True,
         "norm": "layer",
         "pre_norm": False,
+        "first_norm": True,
+        "norm_bias": True,
         "bias": True,
+        "intermediate_bias": None,
+        "output_bias": None,
         "scaled": True,
         "relative_attention_num_buckets": 0,
         "relative_attention_max_distance": 128,
+        "rotary": None,
+        "local_rotary": None,
+        "max_rotary_positions": 0,
+        "local_layers": frozenset(),
+        "local_reach": 0,
     }
     assert config.max_tokens == 512
 
@@ -123,7 +135,7 @@ def test_refuses_what_it_would_compute_otherwise(name: str, value: object):
     [
         (
             "model_type",
-            "supported families: bert, roberta, .*, mpnet, t5, mt5",
+            "supported families: bert, roberta, .*, mpnet, .*albert, modernbert, .*t5, mt5",
         ),
         ("hidden_act", "supported: gelu, gelu_new, relu, silu"),
     ],
