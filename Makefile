@@ -40,8 +40,9 @@ $(VENV)/.installed: pyproject.toml Makefile
 serve: install  ## serve MODEL, exported first if it is not yet
 	$(BIN)/attencode serve $(MODEL) $(ARGS)
 
+# Two processes, since tests of servers wait half of their time; each keeps to whole files, and has a Ray cluster.
 test: install  ## run every test that this machine can run
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 mutants: install  ## take each limit and check out in turn and see that a test fails; ARGS="access" for some of them
 	$(BIN)/python tests/mutate.py $(ARGS)

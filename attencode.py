@@ -6,6 +6,7 @@ with attencode.Client("127.0.0.1:50051") as client:
 client.encode(["time flies like an arrow"]).pooled  # (1, hidden) float32
 """
 
+from service.aligned import Aligned, WordPair
 from service.attended import Attended
 from service.attention import Attention, Places, QueryKeyVectors, Span
 from service.client import AsyncClient, Client
@@ -21,12 +22,16 @@ from service.errors import (
     Unavailable,
 )
 from service.plain import encode_request
+from service.plain_align import align_request
 from service.request import (
+    AlignRequest,
+    DecoderInfo,
     EncodeRequest,
     EncodeResult,
     InputResult,
     ModelInfo,
     Outputs,
+    PairResult,
     Pooled,
     TextInput,
     TokenIdsInput,
@@ -36,12 +41,15 @@ from service.request import (
 from service.statuses import RemoteError
 
 __all__ = [
+    "AlignRequest",
+    "Aligned",
     "AsyncClient",
     "AttencodeError",
     "Attended",
     "Attention",
     "Client",
     "DeadlineExceeded",
+    "DecoderInfo",
     "EncodeRequest",
     "EncodeResult",
     "InputResult",
@@ -50,6 +58,7 @@ __all__ = [
     "ModelInfo",
     "NotWritten",
     "Outputs",
+    "PairResult",
     "Places",
     "Pooled",
     "QueryKeyVectors",
@@ -63,5 +72,7 @@ __all__ = [
     "Tokens",
     "Unauthenticated",
     "Unavailable",
+    "WordPair",
+    "align_request",
     "encode_request",
 ]

@@ -3,7 +3,7 @@
     python loadtests/mischief.py --address HOST:PORT --known FILE --ledger FILE --seed 3 --seconds 20 --callers 16
 
 Calls with right answers are held against what was learned before. `chaos.py` starts several of these processes, and
-kills some. May import: ledger, wire, service's pb, grpc, numpy.
+kills some. May import: ledger, wire, service's pb and statuses, grpc, numpy.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ledger import ANSWERS, GONE, WRONG, Ledger
 from service.pb import encoder_pb2 as pb
+from service.statuses import STATUS_LOST
 from wire import CHANNEL_OPTIONS, ENCODE, ENCODE_STREAM, request_bytes, stream_item
 
 TOLERANCE = 0.02  # of a vector's length, by which it may differ from the learned one; bfloat16 needs the most
@@ -159,8 +160,11 @@ class Stream:
         if self._writing is not None:  # gRPC's client lets it wait for ever if a call is cancelled at its beginning
             self._writing.cancel()
             await self._writing
-        if code not in ("OK", "RESOURCE_EXHAUSTED", *_OTHERS):
-            outcome = f"{WRONG}the stream ended with {code}: {await self._call.details()}"
+        details = await self._call.details()
+        if details == STATUS_LOST:
+            outcome = f"{GONE}status lost"
+        elif code not in ("OK", "RESOURCE_EXHAUSTED", *_OTHERS):
+            outcome = f"{WRONG}the stream ended with {code}: {details}"
         elif code == "OK" and (self._sent_all or self._chunked):
             outcome = f"{WRONG}no answer on a stream that ended well"
         else:

@@ -1,10 +1,10 @@
-"""Checkpoints: a published folder of weights to an `Encoder` that holds exactly those numbers.
+"""Checkpoints: a published folder of weights to an `Encoder`, and a `Decoder` beside it, of exactly those numbers.
 
 What differs between families is one table of names each (data, not code). Loading is strict: every
 missing, unexpected or misshapen tensor is named in one error. Nothing from a checkpoint is executed:
 safetensors come first, and pickled weights are read with `weights_only`. Nothing is set aside because a file
 declares it: what a config or a tensor asks for is held to the files' sizes first.
-May import: config, confined, encoder, families, errors, torch, safetensors.
+May import: config, confined, decoder, embeddings, encoder, families, errors, torch, safetensors.
 """
 
 import json
@@ -12,9 +12,9 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,9 +22,13 @@ from torch import Tensor, nn
 
 from model.config import EncoderConfig
 from model.confined import MOST_JSON_BYTES, plain_file, refuse_code
+from model.decoder import Decoder
+from model.embeddings import sinusoids
 from model.encoder import Encoder
 from model.errors import CheckpointError, first_line
-from model.families import FAMILIES, read_config
+from model.families import FAMILIES, Family, read_config, read_decoder_config
+
+Stack = TypeVar("Stack", Encoder, Decoder)
 
 # TensorFlow's names for a LayerNorm's weight and bias, in the oldest checkpoints.
 _OLD_NORM = {"gamma": "weight", "beta": "bias"}
@@ -68,23 +72,58 @@ def load_encoder(folder: Path) -> Encoder:
     family = FAMILIES.get(str(raw.get("model_type")))
     refuse_code(folder / "config.json", raw, family.code if family else ())
     config = read_config(raw)
-    try:
-        with torch.device("meta"):  # shapes without memory; the checkpoint's tensors take their places
-            encoder = Encoder(config)
-    except (RuntimeError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"{folder}/config.json has sizes that no tensor can have: {first_line(error)}") from error
-    encoder.load_state_dict(_read_state(folder, config, encoder.state_dict()), assign=True)
+    encoder = _hollow(folder, lambda: Encoder(config))
+    encoder.load_state_dict(_read_state(folder, config, FAMILIES[config.family], encoder.state_dict()), assign=True)
     return encoder.requires_grad_(requires_grad=False)
 
 
-def rename(name: str, family: str) -> tuple[str, ...]:
+def load_decoder(folder: Path, encoder: Encoder) -> Decoder | None:
+    """Load the decoder that lies beside an encoder.
+
+    Args:
+        folder: What `load_encoder` took.
+        encoder: What it gave; a token table that is the same on both sides is held once.
+
+    Returns:
+        The decoder, in evaluation mode; None where the folder's weights have none.
+
+    Raises:
+        CheckpointError: As `load_encoder`.
+    """
+    family = FAMILIES[encoder.config.family].decoder
+    if family is None:
+        return None
+    files = _weight_files(folder)
+    inner = _prefix(files, family) + "decoder."
+    if not any(name.startswith(inner) for path in files for name in _names(path)):
+        return None
+    config = read_decoder_config(read_json(folder / "config.json"))
+    decoder = _hollow(folder, lambda: Decoder(config))
+    state = _read_state(folder, config.stack, family, decoder.state_dict())
+    table = encoder.embeddings.token.weight
+    if torch.equal(table, state["embeddings.token.weight"]):
+        state["embeddings.token.weight"] = table
+    decoder.load_state_dict(state, assign=True)
+    return decoder.requires_grad_(requires_grad=False)
+
+
+def _hollow(folder: Path, make: Callable[[], Stack]) -> Stack:
+    """Make a module of shapes without memory; the checkpoint's tensors take their places."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{folder}/config.json has sizes that no tensor can have: {first_line(error)}") from error
+
+
+def rename(name: str, family: Family) -> tuple[str, ...]:
     """Give our names of a checkpoint's tensor, one for each equal part; none when no row of the family's table has it.
 
     A tensor is one of ours, as a rule.
     """
     stem, _, last = name.rpartition(".")
     name = f"{stem}.{_OLD_NORM.get(last, last)}"
-    for source, target in FAMILIES[family].names.items():
+    for source, target in family.names.items():
         if match := re.fullmatch(_pattern(source), name):
             targets = (target,) if isinstance(target, str) else target
             return tuple(part.format(**match.groupdict()) for part in targets)
@@ -97,10 +136,12 @@ def _pattern(name: str) -> str:
     return re.sub(r"\\\{([nm])\\\}", r"(?P<\1>\\d+)", pattern)
 
 
-def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _read_state(
+    folder: Path, config: EncoderConfig, family: Family, expected: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Read every tensor of `expected` from the folder, or name all that is wrong in one error."""
     files = _weight_files(folder)
-    prefix = _prefix(files, config.family)
+    prefix = _prefix(files, family)
     held = sum(path.stat().st_size for path in files)
     asked = sum(tensor.numel() for tensor in expected.values())
     if asked > max(held, _HARMLESS_NUMBERS):  # the narrowest have a byte
@@ -110,9 +151,9 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
     faults: list[str] = []
     for path in files:
         for name, tensor in _tensors(path):
-            if not name.startswith(prefix) or name.removeprefix(prefix).startswith(FAMILIES[config.family].ignored):
+            ours = rename(name.removeprefix(prefix), family)
+            if not name.startswith(prefix) or (not ours and name.removeprefix(prefix).startswith(family.ignored)):
                 continue
-            ours = rename(name.removeprefix(prefix), config.family)
             if not ours or not expected.keys() >= set(ours):
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
             elif fault := _tensor_fault(name, tensor, _whole(expected, ours)):
@@ -122,11 +163,13 @@ def _read_state(folder: Path, config: EncoderConfig, expected: Mapping[str, Tens
                 if any(part in state and not torch.equal(state[part], parts[part]) for part in ours):
                     faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
                 state |= {part: numbers.contiguous() for part, numbers in parts.items()}
+    if config.sinusoidal:
+        state.setdefault("embeddings.position.weight", sinusoids(config.max_position_embeddings, config.embedding_size))
     named = {fault.split()[2] for fault in faults}
     faults += [
         f"missing tensor {' or '.join(theirs)} {tuple(tensor.shape)}"
         for ours, tensor in expected.items()
-        if ours not in state and named.isdisjoint(theirs := _their_names(ours, config.family, prefix))
+        if ours not in state and named.isdisjoint(theirs := _their_names(ours, family, prefix))
     ]
     if faults:
         raise CheckpointError(f"{folder} does not fit its config.json: {_listing(faults)}")
@@ -202,10 +245,10 @@ def _shards(folder: Path, index: str) -> list[Path]:
     return [plain_file(folder / name) for name in names]
 
 
-def _prefix(files: list[Path], family: str) -> str:
+def _prefix(files: list[Path], family: Family) -> str:
     """Give the prefix of the encoder's tensors: the family's own where any tensor carries it."""
-    prefix = FAMILIES[family].prefix
-    return prefix if any(name.startswith(prefix) for path in files for name in _names(path)) else ""
+    found = any(name.startswith(family.prefix) for path in files for name in _names(path))
+    return family.prefix if found else ""
 
 
 def _names(path: Path) -> list[str]:
@@ -262,15 +305,15 @@ def _refuse_packed(path: Path) -> None:
         raise CheckpointError(f"{path} is packed, or holds less than it says; weights are saved as they are")
 
 
-def _their_names(ours: str, family: str, prefix: str) -> list[str]:
+def _their_names(ours: str, family: Family, prefix: str) -> list[str]:
     """Give the names that one of our tensors may have in a checkpoint."""
     names = [
         prefix + source.format(**match.groupdict())
-        for source, target in FAMILIES[family].names.items()
+        for source, target in family.names.items()
         for part in ((target,) if isinstance(target, str) else target)
         if (match := re.fullmatch(_pattern(part), ours))
     ]
-    assert names, f"no row of {family}'s rename table makes {ours}"
+    assert names, f"no row of the family's rename table makes {ours}"
     return names
 
 

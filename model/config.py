@@ -47,8 +47,11 @@ class EncoderConfig:
         max_position_embeddings: Rows of the position embedding; 0 where there is none.
         position_offset: Place of the first token in the position embedding. Above 0 positions count tokens
             only, so that padding takes none (RoBERTa: padding index + 1).
+        padding_takes_places: Whether padding is counted all the same (BART).
+        sinusoidal: Whether the position embedding is the fixed one of sines, which a checkpoint may leave out.
         type_vocab_size: Rows of the segment embedding; 0 where there is none.
         embedding_projection: Whether embeddings are projected even where the widths are equal.
+        embedding_scale: Factor of the token embeddings.
         embedding_norm: Whether the embeddings are normalized.
         norm: `layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019).
         norm_eps: Epsilon inside every norm.
@@ -83,8 +86,11 @@ class EncoderConfig:
     gated: bool = False
     max_position_embeddings: int
     position_offset: int = 0
+    padding_takes_places: bool = False
+    sinusoidal: bool = False
     type_vocab_size: int
     embedding_projection: bool = False
+    embedding_scale: float = 1.0
     embedding_norm: bool = True
     norm: str = "layer"
     norm_eps: float
@@ -146,6 +152,40 @@ class EncoderConfig:
         if self.max_position_embeddings:
             return self.max_position_embeddings - self.position_offset
         return self.max_rotary_positions or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and choices of the decoder of an encoder-decoder.
+
+    Attributes:
+        stack: What decides its embeddings and layers, by the same names as an encoder's.
+        start_token_id: Stands before a target's tokens.
+        eos_token_id: Ends a target.
+    """
+
+    stack: EncoderConfig
+    start_token_id: int
+    eos_token_id: int
+
+    def __post_init__(self) -> None:
+        """Check what must hold between the fields.
+
+        Raises:
+            CheckpointError: A number is outside its range.
+        """
+        stack = self.stack
+        for name, value in (("decoder_start_token_id", self.start_token_id), ("eos_token_id", self.eos_token_id)):
+            if not 0 <= value < stack.vocab_size:
+                raise CheckpointError(
+                    f"config field {name}={value} is outside the decoder's vocabulary of {stack.vocab_size}"
+                )
+        # A decoder looks back alone, so its distances have twice as many buckets of their own as an encoder's.
+        if stack.relative_attention_num_buckets // 2 >= stack.relative_attention_max_distance:
+            raise CheckpointError(
+                f"config field relative_attention_num_buckets={stack.relative_attention_num_buckets} must be below "
+                f"2 * relative_attention_max_distance={stack.relative_attention_max_distance} for the decoder"
+            )
 
 
 _SIZES = (

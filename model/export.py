@@ -3,11 +3,13 @@
     encode.onnx                 the encoder, its poolings and the hidden states that are asked for
     attention.onnx              what a layer's heads look at, from that layer's input and weights
     long.onnx                   the first for long texts, of models that take them
+    decoder.onnx                of an encoder-decoder: what its decoder's heads look at in the source
     weights.bin                 their weights, shared
     encode.cuda.onnx            with float16: the first graph for CUDA, fused, with the last hidden state alone
     pooled.cuda.onnx            the same, with the model's own pooling alone
     weights.cuda.bin            their weights
     tokenizer.json              Hugging Face tokenizers' own format
+    target_tokenizer.json       the same for the decoder, where it has one of its own
     artifact.json               what the service must know, and a digest of each file above
 
 The folder is written aside, checked against the torch encoder, and then renamed into place: at any
@@ -15,16 +17,7 @@ moment there is a whole artifact under the given name, or none.
 May import: every module of `model`, onnxruntime.
 """
 
-import errno
-import fcntl
-import glob
-import hashlib
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,16 +26,20 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from tokenizers import Tokenizer
 
 from model.attention_graph import AttentionGraph
-from model.checkpoint import load_encoder
+from model.checkpoint import load_decoder, load_encoder
+from model.decoder import Decoder
 from model.encoder import Encoder
 from model.errors import CheckpointError, ExportError
+from model.folder import refuse_foreign, write_description, written_aside
 from model.fused import FusedEncoder, refusal
 from model.graphs import (
     CUDA_POOLED_FILE,
     CUDA_WEIGHTS_FILE,
     WEIGHTS_FILE,
+    DecoderGraph,
     EncoderGraph,
     Graph,
     Places,
@@ -52,16 +49,14 @@ from model.graphs import (
 )
 from model.head import SentenceHead
 from model.hub import Source, locate
-from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_tokenizer
+from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_target_tokenizer, read_tokenizer
 
-FORMAT_VERSION = 4
-ARTIFACT_FILE = "artifact.json"
+FORMAT_VERSION = 5
+TARGET_TOKENIZER = "target_tokenizer.json"
 PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
 MIN_COSINES = {"pooled": 0.9999, "token": 0.999}  # float16, the worst vector, against torch in float32
 _CHECK_LENGTHS = ((1,), (7, 3, 12), (16, 33, 5, 64))  # sequence lengths of each padded check batch
-_PARTIAL = ".partial-"
-_OLD = ".old"
 
 
 def export(
@@ -92,7 +87,7 @@ def export(
             than `MAX_DIFFERENCE`, one in float16 by more than `MIN_COSINES`.
         OSError: The disk refuses.
     """
-    _refuse_foreign(output)
+    refuse_foreign(output)
     source = locate(model, revision)
     if model_id is not None:
         source = replace(source, model_id=model_id)
@@ -100,17 +95,21 @@ def export(
     encoder = load_encoder(place)
     settings, head = read_sentence(source.folder, encoder.config)
     tokenizer = read_tokenizer(place, encoder.config)
+    decoder, target_tokenizer = _read_decoder(place, encoder, tokenizer)
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     if settings.max_tokens <= special:
         raise CheckpointError(
             f"{source.folder} allows sequences of {settings.max_tokens} tokens, which its {special} special tokens fill"
         )
-    report(f"loaded {source.model_id}: {_size_line(encoder)}")
-    with _written_aside(output) as folder:
+    report(f"loaded {source.model_id}: {_size_line(encoder, decoder)}")
+    with written_aside(output) as folder:
         plain = EncoderGraph(encoder, head, pool_prompt=settings.pool_prompt)
-        places = write_graphs(folder, plain, WEIGHTS_FILE, encoder)
+        crossed = DecoderGraph(encoder, decoder) if decoder is not None else None
+        places = write_graphs(folder, plain, WEIGHTS_FILE, encoder, crossed)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
-        difference = check(folder, plain, places)
+        if target_tokenizer is not tokenizer:
+            (folder / TARGET_TOKENIZER).write_text(target_tokenizer.to_str(pretty=False), encoding="utf-8")
+        difference = check(folder, plain, places, crossed)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
         parity = {"float32_max_difference": difference}
         if precision == "float16" and (reason := refusal(encoder.config)):
@@ -118,7 +117,10 @@ def export(
         elif precision == "float16":
             parity |= _write_float16(folder, encoder, head, plain, pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
-        _write_description(folder, _description(source, plain, settings, parity, places))
+        described = _description(source, plain, settings, parity, places)
+        write_description(
+            folder, {**described, "decoder": _described_decoder(decoder, own=target_tokenizer is not tokenizer)}
+        )
     report(f"wrote {output}")
     return output
 
@@ -135,8 +137,8 @@ def _write_float16(
     return {f"float16_min_{kind}_cosine": cosine for kind, cosine in cosines.items()}
 
 
-def check(folder: Path, plain: EncoderGraph, places: Places) -> float:
-    """Compare the graphs with the torch encoder on padded batches of random tokens.
+def check(folder: Path, plain: EncoderGraph, places: Places, decoder: DecoderGraph | None = None) -> float:
+    """Compare the graphs with the torch encoder, and decoder if there is, on padded batches of random tokens.
 
     Returns:
         The largest difference over all outputs, padded places left out; of an output with values above 10
@@ -148,12 +150,9 @@ def check(folder: Path, plain: EncoderGraph, places: Places) -> float:
     worst = 0.0
     encoder = plain.encoder
     assert isinstance(encoder, Encoder)
-    inspected: list[Graph] = [
-        plain,
-        *long_graphs(plain),
-        *(AttentionGraph(encoder, layer) for layer in range(len(places))),
-    ]
-    for graph in inspected:
+    looks = (AttentionGraph(encoder, layer) for layer in range(len(places)))
+    inspected: list[Graph] = [plain, *long_graphs(plain), *looks]
+    for graph in [*inspected, *([decoder] if decoder is not None else [])]:
         weights = _weights_at(folder, places[graph.number]) if isinstance(graph, AttentionGraph) else {}
         for _, exact, ours in _compared(folder, graph, graph, weights):
             # T5's hidden states reach the thousands, where float32 itself is no finer than 1e-4.
@@ -229,12 +228,23 @@ def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Ten
     ids = torch.randint(config.vocab_size, shape, generator=draw) * mask + config.pad_token_id * (1 - mask)
     fed = {"input_ids": ids, "attention_mask": mask, "pooling_mask": mask, "state_rows": torch.arange(shape[0])}
     fed["token_type_ids"] = torch.randint(max(config.type_vocab_size, 1), shape, generator=draw) * mask
-    if isinstance(graph, AttentionGraph):
+    if isinstance(graph, AttentionGraph | DecoderGraph):
         segments = fed["token_type_ids"] if config.type_vocab_size else None
         with torch.inference_mode():
             output = graph.encoder(ids, mask, segments, output_hidden_states=True)
-        fed["hidden_state"] = output.hidden_states[graph.number]
+        if isinstance(graph, AttentionGraph):
+            fed["hidden_state"] = output.hidden_states[graph.number]
+        else:
+            fed["encoder_hidden_states"] = output.last_hidden_state
+            fed["decoder_input_ids"] = _random_targets(graph, shape, draw)
     return {name: fed[name] for name in graph.inputs}
+
+
+def _random_targets(graph: DecoderGraph, shape: tuple[int, int], draw: torch.Generator) -> torch.Tensor:
+    """Draw targets a little longer than their sources, (batch, target) int64."""
+    stack = graph.decoder.config.stack
+    length = min(shape[1] + 3, stack.max_tokens or shape[1] + 3)
+    return torch.randint(stack.vocab_size, (shape[0], length), generator=draw)
 
 
 def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
@@ -247,6 +257,8 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
         return (row, slice(None), slice(length), slice(length))
     if name in AttentionGraph.outputs:
         return (row, slice(None), slice(length))
+    if name.startswith("cross_attention."):
+        return (row, slice(None), slice(None), slice(length))
     return (row, slice(length))
 
 
@@ -285,84 +297,40 @@ def _description(
     }
 
 
-def _write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Add each file's size and digest, and write `artifact.json` last."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
-    text = json.dumps({**description, "files": files}, indent=2, ensure_ascii=False)
-    with (folder / ARTIFACT_FILE).open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _read_decoder(place: Path, encoder: Encoder, tokenizer: Tokenizer) -> tuple[Decoder | None, Tokenizer]:
+    """Load a checkpoint's decoder and its tokenizer; None, and the encoder's, where there is nothing for Align."""
+    decoder = load_decoder(place, encoder)
+    target = read_target_tokenizer(place, decoder.config, tokenizer) if decoder is not None else None
+    return (decoder, target) if target is not None else (None, tokenizer)
 
 
-def _refuse_foreign(output: Path) -> None:
-    """Refuse to replace what is not an artifact."""
-    if output.is_dir() and (not any(output.iterdir()) or (output / ARTIFACT_FILE).is_file()):
-        return
-    if output.exists() or output.is_symlink():
-        raise ExportError(f"{output} exists and is not an artifact; choose another folder or remove it")
+def _described_decoder(decoder: Decoder | None, *, own: bool) -> dict[str, Any] | None:
+    """Build what `artifact.json` says of the decoder, with a tokenizer of its `own` or not; None without one."""
+    if decoder is None:
+        return None
+    config = decoder.config
+    return {
+        "num_layers": config.stack.num_hidden_layers,
+        "num_heads": config.stack.num_attention_heads,
+        "vocab_size": config.stack.vocab_size,
+        "start_token_id": config.start_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.stack.pad_token_id,
+        "max_tokens": config.stack.max_tokens,
+        "tokenizer": TARGET_TOKENIZER if own else "tokenizer.json",
+    }
 
 
-@contextmanager
-def _written_aside(output: Path) -> Iterator[Path]:
-    """Yield a folder beside `output` that takes its name when the block ends well, else vanishes."""
-    output = output.resolve()  # a link stays, and what it leads to is replaced
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(output)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}{_PARTIAL}", dir=output.parent))
-    try:
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-            folder.chmod(0o755)
-            _replace(folder, output)
-            (output / ".lock").unlink()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            raise
-        reason = os.strerror(error.errno)
-        raise ExportError(f"{output} cannot be written: {reason}; make room there, or choose another folder") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _replace(folder: Path, output: Path) -> None:
-    """Give `folder` the name `output`; an older artifact there is moved aside first and then removed."""
-    old = folder.with_name(folder.name + _OLD)
-    if output.is_dir():
-        output.rename(old)
-    folder.rename(output)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_abandoned(output: Path) -> None:
-    """Remove folders of exports that were killed: those whose lock nobody holds, and what they moved aside."""
-    for folder in sorted(output.parent.glob(f".{glob.escape(output.name)}{_PARTIAL}*")):
-        if folder.name.endswith(_OLD) and not folder.with_name(folder.name.removesuffix(_OLD)).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        try:
-            with (folder / ".lock").open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # just made, being written, or somebody else's
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _size_line(encoder: Encoder) -> str:
+def _size_line(encoder: Encoder, decoder: Decoder | None) -> str:
     config = encoder.config
-    return (
+    line = (
         f"{config.family}, {config.num_hidden_layers} layers, {config.num_attention_heads} heads, "
         f"hidden {config.hidden_size}"
     )
+    if decoder is None:
+        return line
+    stack = decoder.config.stack
+    return f"{line}; a decoder for Align, {stack.num_hidden_layers} layers, {stack.num_attention_heads} heads"
 
 
 def _version(package: str) -> str:

@@ -3,10 +3,11 @@
 `encode` yields the last hidden state, every pooling of it, and every layer's hidden state of the rows that are named;
 `attention` what one layer's heads look at, given that layer's input and its weights: attention costs only the layers
 and the texts that it is asked of, and one graph serves all layers. `long` is `encode` for texts beyond `LONG_TOKENS`,
-of models that take so many: its attention needs no whole matrices (`model.long`). The graphs are traced without weights
-and refer to one external file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a `FusedEncoder`
-there is `encode` alone, for CUDA, without inner states and with weights of its own.
-May import: attention_graph, encoder, fused, head, pooling, torch, onnx.
+of models that take so many: its attention needs no whole matrices (`model.long`). `decoder`, of an encoder-decoder,
+yields what each layer of the decoder looks at in the source, given the encoder's last hidden state. The graphs are
+traced without weights and refer to one external file, written once, 4 KiB aligned so that runtimes can map it into
+memory. Of a `FusedEncoder` there is `encode` alone, for CUDA, without inner states and with weights of its own.
+May import: attention_graph, encoder, decoder, fused, head, pooling, torch, onnx.
 """
 
 import copy
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from model.attention_graph import OWN, AttentionGraph, kind_numbers, own_name, weight_of
+from model.decoder import Decoder, DecoderOutput
 from model.encoder import Encoder
 from model.fused import FusedEncoder
 from model.head import SentenceHead
@@ -37,6 +39,7 @@ LONG_TOKENS = 1024
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
 _TRANSPOSED = ".T"
+_CROSS = "cross_attention."
 
 
 class EncoderGraph(nn.Module):
@@ -113,6 +116,36 @@ class EncoderGraph(nn.Module):
         return (last, *pooled, torch.stack(rows))
 
 
+class DecoderGraph(nn.Module):
+    """A decoder, as a function from a target, the encoder's last hidden state and its mask to named outputs."""
+
+    file = "decoder.onnx"
+    inputs = ("decoder_input_ids", "encoder_hidden_states", "attention_mask")
+
+    def __init__(self, encoder: Encoder, decoder: Decoder) -> None:
+        """Wrap a decoder; its encoder makes what it looks at, and is no part of the graph."""
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what `forward` returns, in its order."""
+        return [f"{_CROSS}{layer}" for layer in range(self.decoder.config.stack.num_hidden_layers)]
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Give tensors to trace with."""
+        states = torch.zeros(2, 3, self.decoder.config.stack.hidden_size)
+        return torch.zeros(2, 4, dtype=torch.int64), states, torch.ones(2, 3, dtype=torch.int64)
+
+    def forward(
+        self, decoder_input_ids: Tensor, encoder_hidden_states: Tensor, attention_mask: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Give each layer's weights, (batch, heads, target, seq); shapes as `Decoder.forward` has them."""
+        output: DecoderOutput = self.decoder(decoder_input_ids, encoder_hidden_states, attention_mask)
+        return output.cross_attentions
+
+
 def trace_attention(encoder: Encoder) -> tuple[onnx.ModelProto, set[str], set[str]]:
     """Trace the graph that serves every layer.
 
@@ -131,15 +164,14 @@ def trace_attention(encoder: Encoder) -> tuple[onnx.ModelProto, set[str], set[st
     return model, own, names - own
 
 
-Graph = EncoderGraph | AttentionGraph
+Graph = EncoderGraph | AttentionGraph | DecoderGraph
 Places = list[dict[str, Any]]
 """For each layer, where its own weights lie, by their names within a layer."""
 
 
 def trace(graph: Graph) -> onnx.ModelProto:
     """Trace a graph with dynamic batch and length; its weights stay named inputs."""
-    axes = {name: {0: "rows"} if name == "state_rows" else {0: "batch", 1: "seq"} for name in graph.inputs}
-    axes |= {name: _axes(name) for name in graph.outputs}
+    axes = {name: _axes(name) for name in (*graph.inputs, *graph.outputs)}
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # ONNX Runtime's fusions know the attention that the tracing exporter writes, and do not know
@@ -157,19 +189,23 @@ def trace(graph: Graph) -> onnx.ModelProto:
             do_constant_folding=False,
             dynamo=False,
         )
-    return onnx.load_model_from_string(buffer.getvalue())
+    model = onnx.load_model_from_string(buffer.getvalue())
+    if isinstance(graph, DecoderGraph):
+        for value in model.graph.output:  # which the tracer cannot tell
+            value.type.tensor_type.shape.dim[1].dim_value = graph.decoder.config.stack.num_attention_heads
+    return model
 
 
-def _axes(output: str) -> dict[int, str]:
-    if output.startswith("pooled_"):
+def _axes(name: str) -> dict[int, str]:
+    """Say which axes of an input or output a run decides."""
+    if name.startswith(_CROSS):
+        return {0: "batch", 2: "target", 3: "seq"}
+    if name.startswith("pooled_"):
         return {0: "batch"}
-    if output == "hidden_states":
-        return {1: "rows", 2: "seq"}
-    if output == "attention":
-        return {0: "batch", 2: "seq", 3: "seq"}
-    if output in AttentionGraph.outputs:
-        return {0: "batch", 2: "seq"}
-    return {0: "batch", 1: "seq"}
+    if name in AttentionGraph.outputs:
+        return {0: "batch", 2: "seq", **({3: "seq"} if name == "attention" else {})}
+    special = {"state_rows": {0: "rows"}, "hidden_states": {1: "rows", 2: "seq"}}
+    return special.get(name, {0: "batch", 1: "target" if name == "decoder_input_ids" else "seq"})
 
 
 def fold_weights(model: onnx.ModelProto, graph: Graph) -> set[str]:
@@ -195,36 +231,38 @@ def fold_weights(model: onnx.ModelProto, graph: Graph) -> set[str]:
     return {name for node in nodes for name in node.input if name.removesuffix(_TRANSPOSED) in weights}
 
 
-def write_weights(
-    path: Path, graph: Graph, names: set[str], numbers: Mapping[str, Tensor] | None = None
-) -> dict[str, onnx.TensorProto]:
-    """Write weights once, with a progress bar.
+def write_weights(path: Path, state: Mapping[str, Tensor], names: set[str]) -> dict[str, onnx.TensorProto]:
+    """Write weights once, with a progress bar; a tensor of two names too.
 
     Args:
         path: The external-data file, made anew.
-        graph: Whose state holds the weights.
+        state: Holds the weights.
         names: Which of them, as `fold_weights` names them.
-        numbers: What else is written, as `kind_numbers` names it.
 
     Returns:
         For each name the initializer that refers to its place in the file.
     """
-    state = graph.state_dict()
-    tensors = {name: state[name.removesuffix(_TRANSPOSED)] for name in sorted(names)} | dict(numbers or {})
+    tensors = {name: state[name.removesuffix(_TRANSPOSED)] for name in sorted(names)}
     total = sum(tensor.nbytes for tensor in tensors.values())
-    references = {}
+    references: dict[str, onnx.TensorProto] = {}
+    written: dict[tuple[object, ...], onnx.TensorProto] = {}
     with path.open("wb") as file, tqdm(total=total, unit="B", unit_scale=True, desc=path.name, disable=None) as bar:
         for name, tensor in tensors.items():
+            bar.update(tensor.nbytes)
+            one = tensor.data_ptr(), tensor.shape, name.endswith(_TRANSPOSED)
+            if one in written:
+                references[name] = copy.deepcopy(written[one])
+                references[name].name = name
+                continue
             array = np.ascontiguousarray(tensor.numpy().T if name.endswith(_TRANSPOSED) else tensor.numpy())
             file.write(b"\0" * (-file.tell() % _ALIGNMENT_BYTES))
-            references[name] = _reference(name, array, path.name, file.tell())
+            references[name] = written[one] = _reference(name, array, path.name, file.tell())
             file.write(array.data)
-            bar.update(array.nbytes)
     return references
 
 
 def attach_weights(
-    model: onnx.ModelProto, graph: EncoderGraph, names: set[str], references: dict[str, onnx.TensorProto]
+    model: onnx.ModelProto, graph: EncoderGraph | DecoderGraph, names: set[str], references: dict[str, onnx.TensorProto]
 ) -> None:
     """Turn a traced graph's weight inputs into references to the weights file, in place."""
     _keep_inputs(model, graph.inputs)
@@ -263,21 +301,29 @@ def place_of(tensor: onnx.TensorProto) -> dict[str, Any]:
     return {"offset": offset, "shape": list(tensor.dims)}
 
 
-def write_graphs(folder: Path, graph: EncoderGraph, weights: str, inspected: Encoder | None = None) -> Places:
+def write_graphs(
+    folder: Path,
+    graph: EncoderGraph,
+    weights: str,
+    inspected: Encoder | None = None,
+    decoder: DecoderGraph | None = None,
+) -> Places:
     """Write a graph and the file of its weights; of an encoder that is inspected also the graphs that share them.
 
     Returns:
         For each inspected layer, where its own weights lie.
     """
-    models: list[tuple[EncoderGraph, onnx.ModelProto]] = [(one, trace(one)) for one in (graph, *long_graphs(graph))]
-    names = [fold_weights(model, one) for one, model in models]
+    plain: list[EncoderGraph | DecoderGraph] = [graph, *long_graphs(graph), *([decoder] if decoder is not None else [])]
+    models = [trace(one) for one in plain]
+    names = [fold_weights(model, one) for one, model in zip(plain, models, strict=True)]
     attention, own, shared = trace_attention(inspected) if inspected is not None else (None, set[str](), set[str]())
     layers = range(inspected.config.num_hidden_layers) if inspected is not None else ()
     of_layers = [{name: weight_of(inspected, layer, name) for name in sorted(own)} for layer in layers if inspected]
-    numbers = kind_numbers(inspected, own) if inspected is not None else {}
-    wanted = set[str]().union(*names, shared, *(layer.values() for layer in of_layers)) - numbers.keys()
-    references = write_weights(folder / weights, graph, wanted, numbers)
-    for (one, model), used in zip(models, names, strict=True):
+    state = graph.state_dict() | (decoder.state_dict() if decoder is not None else {})
+    state |= kind_numbers(inspected, own) if inspected is not None else {}
+    wanted = set[str]().union(*names, shared, *(layer.values() for layer in of_layers))
+    references = write_weights(folder / weights, state, wanted)
+    for one, model, used in zip(plain, models, names, strict=True):
         attach_weights(model, one, used, references)
         onnx.save_model(model, folder / one.file)
     if attention is not None:

@@ -16,7 +16,7 @@ from model.errors import CheckpointError, first_line
 
 _LOG = logging.getLogger(__name__)
 
-_DATA_FILES = ["*.json", "*.txt", "*.model", "*_Dense/*"]
+_DATA_FILES = ["*.json", "*.txt", "*.model", "*.spm", "*_Dense/*"]
 # In the folder itself, or in that of sentence-transformers' first module.
 _SAFETENSORS = ["model*.safetensors", "0_*/model*.safetensors"]
 _PICKLES = ["pytorch_model*.bin", "0_*/pytorch_model*.bin"]

@@ -26,7 +26,7 @@ def activation(raw: Raw, name: str) -> str:
     value = raw.get(name)
     if not isinstance(value, str):
         raise CheckpointError(f"config field {name} must name an activation, got {value!r}")
-    return supported(name, value, value)
+    return supported(name, value, "silu" if value == "swish" else value)  # one function of two names
 
 
 def supported(name: str, value: str, activation: str) -> str:

@@ -2,7 +2,7 @@
 
 A sentence-transformers folder says all of it (`modules.json` and what that names); a plain
 Hugging Face folder gets sentence-transformers' own defaults: mean pooling, not normalized, no prompts.
-May import: config, checkpoint, confined, head, errors, tokenizers.
+May import: config, checkpoint, confined, head, pieces, errors, tokenizers.
 """
 
 import json
@@ -15,10 +15,11 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from model.checkpoint import read_json
-from model.config import EncoderConfig
+from model.config import DecoderConfig, EncoderConfig
 from model.confined import MOST_TOKENIZER_BYTES, inner_folder, plain_file, refuse_code
 from model.errors import CheckpointError, first_line
 from model.head import Normalize, SentenceHead, read_dense, read_poolings
+from model.pieces import SOURCE_PIECES, T5_PIECES, read_marian, read_mbart_target, read_t5
 
 # The names under which sentence-transformers looks for the Transformer module's settings, in its order.
 _TRANSFORMER_FILES = [
@@ -34,6 +35,7 @@ _SLOW_VOCABULARY = "vocab.txt"
 _SLOW_CLASSES = [
     f"{family}Tokenizer{form}" for family in ("Bert", "DistilBert", "Electra", "MPNet") for form in ("", "Fast")
 ]
+_T5_FAMILIES = ("t5", "mt5")
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 # What T5 was trained on, and what it gets where nothing sets a limit (Raffel et al. 2020, section 3.1.2).
 _TOKENS_WITHOUT_LIMIT = 512
@@ -122,17 +124,46 @@ def _check_transformer(folder: Path) -> None:
         raise CheckpointError(f"{path} sets {', '.join(others)}, which is not supported")
 
 
-def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
+def read_target_tokenizer(folder: Path, decoder: DecoderConfig, source: Tokenizer) -> Tokenizer | None:
+    """Load the tokenizer of what a decoder reads: `source`, the encoder's, where it has none of its own.
+
+    None where an mBART is told no target language, or one that does not go with the token that it starts with.
+
+    Raises:
+        CheckpointError: As `read_tokenizer`.
+    """
+    if _has_two(folder, decoder.stack):
+        return read_tokenizer(folder, decoder.stack, target=True)
+    if decoder.stack.family != "mbart":
+        return source
+    target = read_mbart_target(folder, source)
+    # transformers wraps the last token around to the front, whichever it is.
+    return target if target is not None and target.encode("").ids[-1:] == [decoder.start_token_id] else None
+
+
+def read_tokenizer(folder: Path, config: EncoderConfig, *, target: bool = False) -> Tokenizer:
     """Load the folder's tokenizer, without the truncation and padding that may be saved in it.
 
     Where sentence-transformers' `do_lower_case` is set, texts are lowercased first.
-    A folder without `tokenizer.json` has its slow tokenizer's files converted by transformers.
+    A folder without `tokenizer.json` has its slow tokenizer's files converted, by transformers or as `pieces` says.
+
+    Args:
+        folder: Holds the tokenizer's files.
+        config: Of what reads its tokens.
+        target: Whether that is the decoder.
 
     Raises:
         CheckpointError: There is no tokenizer, it cannot be read, or its ids exceed the vocabulary.
     """
     path = folder / "tokenizer.json"
-    tokenizer = _load_tokenizer(path) if path.is_file() else _convert_tokenizer(folder)
+    if _has_two(folder, config):
+        tokenizer = _tried(folder, lambda: read_marian(folder, target=target, vocab_size=config.vocab_size))
+    elif path.is_file():
+        tokenizer = _load_tokenizer(path)
+    elif config.family in _T5_FAMILIES and (folder / T5_PIECES).is_file():
+        tokenizer = _tried(folder / T5_PIECES, lambda: read_t5(folder, config.vocab_size))
+    else:
+        tokenizer = _convert_tokenizer(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = _optional_json(folder / "tokenizer_config.json")
@@ -153,6 +184,11 @@ def read_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     return tokenizer
 
 
+def _has_two(folder: Path, config: EncoderConfig) -> bool:
+    """Tell whether a checkpoint has a tokenizer for the source and one for the target."""
+    return config.family == "marian" and (folder / SOURCE_PIECES).is_file()
+
+
 def _load_tokenizer(path: Path) -> Tokenizer:
     plain_file(path, MOST_TOKENIZER_BYTES)
     loaded: Tokenizer = _tried(path, lambda: Tokenizer.from_file(str(path)))
@@ -163,6 +199,8 @@ def _tried(path: Path, step: Callable[[], Any]) -> Any:
     """Give what a step of the tokenizers' library gives, and make one error of what may come instead."""
     try:
         return step()
+    except CheckpointError:
+        raise
     except BaseException as error:  # tokenizers raises plain Exception, and its panics not even that
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

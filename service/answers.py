@@ -1,16 +1,18 @@
 """Answers: what a server sent, as results for a user; held against what was asked.
 
-May import: pb, attended, chunks, codec, resumption, statuses, request, errors, grpc.
+May import: pb, aligned, attended, chunks, codec, codec_align, resumption, statuses, request, errors, grpc.
 """
 
 import grpc
 
 from service import codec
+from service.aligned import Aligned
 from service.attended import Attended
 from service.chunks import Joiner
+from service.codec_align import decode_align_response
 from service.errors import AttencodeError
 from service.pb import encoder_pb2 as pb
-from service.request import EncodeRequest, EncodeResult, TextInput, TokenizeRequest, TokenizeResult
+from service.request import AlignRequest, EncodeRequest, EncodeResult, Input, TextInput, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption
 from service.statuses import Callee
 
@@ -76,5 +78,21 @@ def attended(request: EncodeRequest, answer: EncodeResult | AttencodeError) -> A
     """
     result = raised(answer)
     (asked,) = request.inputs
-    texts = [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []
-    return Attended(result.results[0], request.outputs.attention, texts)
+    return Attended(result.results[0], request.outputs.attention, _texts(asked))
+
+
+def aligned(request: AlignRequest, message: pb.AlignResponse) -> list[Aligned]:
+    """Give each pair's answer with its labels.
+
+    Raises:
+        InternalFault: It is not what the contract has in this place.
+    """
+    results = decode_align_response(message, len(request.pairs)).results
+    return [
+        Aligned(result, request.attention, _texts(source), _texts(target))
+        for result, (source, target) in zip(results, request.pairs, strict=True)
+    ]
+
+
+def _texts(asked: Input) -> list[str]:
+    return [asked.text, asked.pair or ""] if isinstance(asked, TextInput) else []

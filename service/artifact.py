@@ -3,7 +3,7 @@
 Every file is held against the digest in `artifact.json` before anything is loaded from it. Digests show that it is as
 it was written, not that whoever wrote it meant well: so names, links, sizes, and what graphs refer to are checked too,
 and nothing is set aside because a number says so.
-May import: confined, graph_file, errors.
+May import: confined, decoder, graph_file, errors.
 """
 
 import hashlib
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.confined import open_file, read_file
+from service.decoder import DECODER_GRAPH, Decoder, decoder_ports, read_decoder
 from service.errors import ArtifactError
 from service.graph_file import FLOAT, INT64, MOST_BYTES, Expected, Port, check_graph
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ARTIFACT_FILE = "artifact.json"
 WEIGHTS_FILE = "weights.bin"
 _FILES = {"encode.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
@@ -70,6 +71,7 @@ class Artifact:
         poolings: Poolings that the graphs offer.
         sentence_size: Width of the model's own pooled vectors.
         pool_prompt: Whether a prompt's tokens are pooled with the text's.
+        decoder: The decoder beside the encoder; None without one.
         optional_files: Names of the files beyond those that every artifact has.
         marks: Of each verified file what tells that it is still the same.
         digests: Of each of them its sha256.
@@ -98,6 +100,7 @@ class Artifact:
     poolings: tuple[str, ...]
     sentence_size: int
     pool_prompt: bool
+    decoder: Decoder | None
     optional_files: frozenset[str] = frozenset()
     marks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -142,7 +145,7 @@ def open_artifact(folder: Path) -> Artifact:
         ArtifactError: The folder is no artifact, of another format, not as it was written, or not as any export writes.
     """
     artifact, files = _read_description(folder)
-    marks = {name: _mark(folder, name) for name in _checked_names(folder, files)}  # before anything is read
+    marks = {name: _mark(folder, name) for name in _checked_names(artifact, files)}  # before anything is read
     sizes = {name: mark[_SIZE] for name, mark in marks.items()}
     _check_sizes(artifact, sizes[WEIGHTS_FILE])
     _verify_files(artifact, files, sizes)
@@ -177,6 +180,8 @@ def _read_description(folder: Path) -> tuple[Artifact, Any]:
     if missing:
         raise ArtifactError(f"{path} lacks {', '.join(missing)}; export the model again")
     values: dict[str, Any] = {name: tuple(raw[name]) if isinstance(raw[name], list) else raw[name] for name in names}
+    if values["decoder"] is not None:
+        values["decoder"] = read_decoder(path, raw["decoder"], _MOST_TOKENS)
     files = raw["files"]
     optional = frozenset(files) - _FILES if isinstance(files, dict) else frozenset()
     digest = hashlib.sha256(text).hexdigest()
@@ -267,14 +272,17 @@ def _is_name(value: object) -> bool:
     return _is_text(value) and isinstance(value, str) and len(value) <= _MOST_CHARS
 
 
-def _checked_names(folder: Path, files: Any) -> Iterable[str]:
+def _checked_names(artifact: Artifact, files: Any) -> Iterable[str]:
     """List the files that a description names, if they are those of an artifact."""
-    path = folder / ARTIFACT_FILE
+    path = artifact.folder / ARTIFACT_FILE
     if not isinstance(files, dict) or not files.keys() >= _FILES:
         raise ArtifactError(f"{path} must name {', '.join(sorted(_FILES))}; export the model again")
     if missing := _CUDA_FILES - files.keys() if _CUDA_FILES & files.keys() else None:
         raise ArtifactError(f"{path} must name {', '.join(sorted(missing))} too; export the model again")
-    if unknown := files.keys() - _FILES - _CUDA_FILES - {LONG_GRAPH}:
+    of_decoder = {DECODER_GRAPH, artifact.decoder.tokenizer} - _FILES if artifact.decoder is not None else set[str]()
+    if missing := of_decoder - files.keys():
+        raise ArtifactError(f"{path} must name {', '.join(sorted(missing))} too; export the model again")
+    if unknown := files.keys() - _FILES - _CUDA_FILES - {LONG_GRAPH} - of_decoder:
         raise ArtifactError(
             f"{path} names {min(unknown)[:60]!r}, which is no file of an artifact; export the model again"
         )
@@ -292,7 +300,9 @@ def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
     lengths = (*widths, artifact.head_dim // 2, 1)  # of biases, and of the numbers that say of what kind a layer is
     most = weights_bytes // _NUMBER_BYTES
     places = [place for layer in artifact.attention_weights for place in layer.values()]
+    decoder = artifact.decoder
     checks = {
+        "decoder": decoder is None or max(decoder.vocab_size, decoder.num_heads) <= most,
         **{name: getattr(artifact, name) <= most for name in ("hidden_size", "vocab_size", "sentence_size")},
         **{name: getattr(artifact, name) <= most for name in ("type_vocab_size", "num_attention_heads", "head_dim")},
         "attention_weights": all(
@@ -345,6 +355,8 @@ def _graphs(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, Expected]
     }
     if LONG_GRAPH in sizes:
         graphs[LONG_GRAPH] = graphs["encode.onnx"]
+    if artifact.decoder is not None:
+        graphs[DECODER_GRAPH] = Expected(*decoder_ports(artifact.decoder, hidden), *plain)
     if CUDA_WEIGHTS in sizes:
         own = f"pooled_{artifact.pooling}"
         without = {name: port for name, port in inputs.items() if name != "state_rows"}

@@ -68,6 +68,14 @@ class Attention:
     special_tokens: SpecialTokens = "keep"
     words: bool = False
 
+    @property
+    def places(self) -> int:
+        """How many tokens and spans are named."""
+        return sum(len(places.tokens) + len(places.spans) for places in (self.queries, self.keys))
+
+
+EVERYTHING = Attention()
+
 
 @dataclass(frozen=True, slots=True)
 class QueryKeyVectors:

@@ -3,7 +3,7 @@
 Pure: no clock, no I/O, no tasks; `now` is an argument. Callers take turns by what their turns cost, so nobody
 starves and nobody is held up by another's ten thousand texts: the oldest sequence of the caller whose turn it is
 anchors the next batch. It takes along those nearest to it in length, whoever sent them, until padding would cost as
-much as a batch of their own. May import: callers, reduce, tokenization, numpy.
+much as a batch of their own. May import: callers, cross, tokenization, numpy.
 """
 
 from bisect import bisect_left, insort
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.callers import NOBODY, Caller
-from service.reduce import Look
+from service.cross import Wanted
 from service.tokenization import Sequence
 
 HIDDEN_STATES = "hidden_states_"
@@ -77,7 +77,7 @@ class Waiting:
 
     Attributes:
         number: Order of arrival, unique.
-        length: Tokens.
+        length: Tokens; of a pair those of both.
         arrived_s: When it came, on the clock that `now` is read from.
         caller: Who sent it; those of one name share one turn.
     """
@@ -205,9 +205,10 @@ class WaitingList:
         """Give the sequence that has waited longest."""
         return next(iter(self._by_arrival.values()), None)
 
-    def anchor(self) -> Waiting | None:
-        """Give the oldest sequence of the caller whose turn it is."""
-        return next(iter(self._by_caller[self._turns[0][2]].values())) if self._turns else None
+    def anchor(self, most: float = inf) -> Waiting | None:
+        """Give the oldest sequence of the caller whose turn it is, of those of at most so many tokens."""
+        callers = (self._by_caller[name] for _, _, name in self._turns)
+        return next((item for own in callers for item in own.values() if item.length <= most), None)
 
     @property
     def callers(self) -> int:
@@ -247,7 +248,7 @@ class WaitingList:
         return self._by_length[max(place - reach, 0) : place], self._by_length[place + 1 : place + 1 + reach][::-1]
 
 
-def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | float | None:
+def plan(waiting: WaitingList, limits: BatchLimits, now: float, most: float = inf) -> BatchPlan | float | None:
     """Choose the next batch for a free runner.
 
     Each turn costs at least a batch's own cost, and nobody is more than a full batch ahead of another; so among n
@@ -258,11 +259,12 @@ def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | f
         waiting: The queue; it is not changed.
         limits: The policy.
         now: The present, in seconds, on the clock of `Waiting.arrived_s`.
+        most: Tokens of the longest sequence that may run now.
 
     Returns:
         The batch; or how many seconds to wait for company first; or None when nothing waits.
     """
-    oldest, anchor = waiting.oldest(), waiting.anchor()
+    oldest, anchor = waiting.oldest(), waiting.anchor(most)
     if oldest is None or anchor is None:
         return None
     rest_s = oldest.arrived_s + limits.max_queue_delay_ms / 1000 - now
@@ -322,7 +324,7 @@ class Batch:
         outputs: Names of what is wanted: the graph's outputs, and `hidden_states_0` and so on.
         lengths: Tokens of each row.
         pooling_mask: Tokens that poolings take; the attention mask but for prompts that are left out.
-        looks: What is wanted of each row's attention, None for nothing; empty where no row's is.
+        looks: What is wanted of each row's attention, or a target's to it, None for nothing; empty where no row's is.
         state_rows: Rows whose hidden states are wanted or looked at, ascending, (rows,) int64.
     """
 
@@ -332,7 +334,7 @@ class Batch:
     attention_mask: NDArray[np.int64]
     token_type_ids: NDArray[np.int64]
     pooling_mask: NDArray[np.int64]
-    looks: tuple[Look | None, ...] = ()
+    looks: tuple[Wanted | None, ...] = ()
     state_rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def rows_of(self, name: str) -> NDArray[np.int64]:
@@ -360,7 +362,7 @@ def pad(
     pad_token_id: int,
     limits: BatchLimits,
     *,
-    looks: tuple[Look | None, ...] = (),
+    looks: tuple[Wanted | None, ...] = (),
     state_rows: SequenceOf[int] = (),
 ) -> Batch:
     """Lay sequences into one rectangle."""

@@ -1,8 +1,8 @@
 """Client: the contract as Python calls, numpy out. Needs grpcio, protobuf and numpy, nothing else.
 
 `Client` blocks, `AsyncClient` awaits; both have one method for each RPC, a default deadline, and retry
-UNAVAILABLE by themselves. May import: pb, answers, codec, chunks, credentials, resumption, attended, attention, plain,
-request, statuses, tracing, values, errors, grpc.
+UNAVAILABLE by themselves. May import: pb, aligned, answers, codec, codec_align, codec_model, chunks, credentials,
+resumption, attended, attention, plain, plain_align, request, statuses, tracing, values, errors, grpc.
 """
 
 import asyncio
@@ -16,14 +16,18 @@ from typing import Any, Self
 import grpc
 
 from service import codec
-from service.answers import attended, encoded, raised, streamed, tokenized
+from service.aligned import Aligned
+from service.answers import aligned, attended, encoded, raised, streamed, tokenized
 from service.attended import Attended
 from service.attention import ALL
 from service.chunks import Joiner
+from service.codec_align import encode_align_request
+from service.codec_model import decode_model_info, encode_get_model_request
 from service.credentials import Tls, authorization, channel
 from service.errors import AnswerTooLarge, AttencodeError, InvalidRequest
 from service.pb.encoder_pb2_grpc import EncoderStub
 from service.plain import InputLike, Layers, attend_request, encode_request, read_inputs
+from service.plain_align import align_request
 from service.request import EncodeRequest, EncodeResult, ModelInfo, TokenizeRequest, TokenizeResult
 from service.resumption import Resumption, Unanswered
 from service.statuses import Callee, Closed, reached
@@ -123,6 +127,18 @@ class Client:
         (answer,) = self._streamed([request], self._timeout_s)
         return attended(request, answer)
 
+    def align(self, source: InputLike, target: InputLike, **options: Any) -> Aligned:
+        """Give one target's attention to its source (layers, heads, target, source), and with it word pairs.
+
+        The model must have a decoder. The options are those of `align_request`.
+        """
+        return (self.align_pairs([(source, target)], **options))[0]
+
+    def align_pairs(self, pairs: Iterable[tuple[InputLike, InputLike]], **options: Any) -> list[Aligned]:
+        """Do so for many pairs in one request; the options are those of `align_request`."""
+        request = align_request(pairs, **options)
+        return aligned(request, self._call(self._stub.Align, encode_align_request(request)))
+
     def encode_stream(self, requests: Iterable[EncodeRequest]) -> Iterator[EncodeResult | AttencodeError]:
         """Send many requests over one stream; yields each one's answer or error, in their order.
 
@@ -174,7 +190,7 @@ class Client:
 
     def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
-        return codec.decode_model_info(self._call(self._stub.GetModel, codec.encode_get_model_request(model)))
+        return decode_model_info(self._call(self._stub.GetModel, encode_get_model_request(model)))
 
     def close(self) -> None:
         """Close the channel."""
@@ -244,6 +260,15 @@ class AsyncClient:
         (answer,) = [answer async for answer in self._streamed([request], self._timeout_s)]
         return attended(request, answer)
 
+    async def align(self, source: InputLike, target: InputLike, **options: Any) -> Aligned:
+        """Give one target's attention to its source, as `Client.align` does."""
+        return (await self.align_pairs([(source, target)], **options))[0]
+
+    async def align_pairs(self, pairs: Iterable[tuple[InputLike, InputLike]], **options: Any) -> list[Aligned]:
+        """Do so for many pairs in one request."""
+        request = align_request(pairs, **options)
+        return aligned(request, await self._call(self._stub.Align, encode_align_request(request)))
+
     async def encode_stream(
         self, requests: Iterable[EncodeRequest] | AsyncIterable[EncodeRequest]
     ) -> AsyncIterator[EncodeResult | AttencodeError]:
@@ -294,8 +319,7 @@ class AsyncClient:
 
     async def get_model(self, model: str = "") -> ModelInfo:
         """Describe a served model."""
-        message = codec.encode_get_model_request(model)
-        return codec.decode_model_info(await self._call(self._stub.GetModel, message))
+        return decode_model_info(await self._call(self._stub.GetModel, encode_get_model_request(model)))
 
     async def close(self) -> None:
         """Close the channel."""

@@ -5,7 +5,6 @@ whether a message means anything. May import: pb, codec_enums, codec_outputs, at
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,17 +12,16 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from service.attention import Axis
-from service.codec_enums import DTYPES, POOLINGS, TRUNCATIONS, lookup, number
+from service.codec_enums import DTYPES, TRUNCATIONS, lookup, number
 from service.codec_outputs import decode_outputs, encode_outputs
 from service.errors import AttencodeError, InternalFault, InvalidRequest, QueueFull, caller_message
 from service.pb import encoder_pb2 as pb
 from service.request import (
+    AlignResult,
     EncodeRequest,
     EncodeResult,
     Input,
     InputResult,
-    ModelInfo,
-    ReplicaInfo,
     TextInput,
     Timings,
     TokenIdsInput,
@@ -87,19 +85,24 @@ def decode_tokenize_request(message: pb.TokenizeRequest) -> TokenizeRequest:
 
 
 def _decode_inputs(messages: Iterable[pb.Input]) -> tuple[Input, ...]:
-    inputs: list[Input] = []
-    for place, message in enumerate(messages):
-        kind = message.WhichOneof("kind")
-        if kind == "text":
-            inputs.append(TextInput(message.text))
-        elif kind == "pair":
-            inputs.append(TextInput(message.pair.first, message.pair.second))
-        elif kind == "token_ids":
-            types = tuple(message.token_ids.token_type_ids)
-            inputs.append(TokenIdsInput(tuple(message.token_ids.ids), types or None))
-        else:
-            raise InvalidRequest(f"input {place} has no content; set text, pair or token_ids")
-    return tuple(inputs)
+    return tuple(decode_input(f"input {place}", message) for place, message in enumerate(messages))
+
+
+def decode_input(name: str, message: pb.Input) -> Input:
+    """Read an Input, which messages call by a name.
+
+    Raises:
+        InvalidRequest: It is without content.
+    """
+    kind = message.WhichOneof("kind")
+    if kind == "text":
+        return TextInput(message.text)
+    if kind == "pair":
+        return TextInput(message.pair.first, message.pair.second)
+    if kind == "token_ids":
+        types = tuple(message.token_ids.token_type_ids)
+        return TokenIdsInput(tuple(message.token_ids.ids), types or None)
+    raise InvalidRequest(f"{name} has no content; set text, pair or token_ids")
 
 
 # ---------------------------------------------------------------- requests, on the client
@@ -135,20 +138,12 @@ def encode_tokenize_request(request: TokenizeRequest) -> pb.TokenizeRequest:
     )
 
 
-def encode_get_model_request(model: str) -> pb.GetModelRequest:
-    """Write a GetModelRequest.
-
-    Raises:
-        InvalidRequest: A name that the wire cannot carry.
-    """
-    return pb.GetModelRequest(model=text("model", model))
-
-
 def _encode_inputs(inputs: Iterable[Input]) -> list[pb.Input]:
-    return [_encode_input(f"input {place}", item) for place, item in enumerate(inputs)]
+    return [encode_input(f"input {place}", item) for place, item in enumerate(inputs)]
 
 
-def _encode_input(name: str, item: Input) -> pb.Input:
+def encode_input(name: str, item: Input) -> pb.Input:
+    """Write an Input, which messages call by a name."""
     if isinstance(item, TokenIdsInput):
         return pb.Input(token_ids=_encode_ids(name, item))
     if not isinstance(item, TextInput):
@@ -176,36 +171,33 @@ def _encode_ids(name: str, item: TokenIdsInput) -> pb.TokenIds:
 
 def encode_encode_result(result: EncodeResult, write: TensorWriter | None = None) -> pb.EncodeResponse:
     """Write an EncodeResponse; `write` is called for tensor after tensor in the order of the contract's chunks."""
-    write = write or _inline
+    write = write or inline
     return pb.EncodeResponse(
         pooled=write(0, "pooled", result.pooled),
-        results=[_encode_input_result(item, place, write) for place, item in enumerate(result.results)],
-        timings=pb.Timings(
-            tokenize_seconds=result.timings.tokenize_s,
-            queue_seconds=result.timings.queue_s,
-            inference_seconds=result.timings.inference_s,
-            total_seconds=result.timings.total_s,
-        ),
+        results=[encode_input_result(item, place, write) for place, item in enumerate(result.results)],
+        timings=encode_timings(result.timings),
         model=result.model,
         model_digest=result.model_digest,
+    )
+
+
+def encode_timings(timings: Timings) -> pb.Timings:
+    """Write an answer's Timings."""
+    return pb.Timings(
+        tokenize_seconds=timings.tokenize_s,
+        queue_seconds=timings.queue_s,
+        inference_seconds=timings.inference_s,
+        total_seconds=timings.total_s,
     )
 
 
 def encode_tokenize_result(result: TokenizeResult) -> pb.TokenizeResponse:
     """Write a TokenizeResponse."""
     return pb.TokenizeResponse(
-        results=[_encode_input_result(item, place, _inline) for place, item in enumerate(result.results)],
+        results=[encode_input_result(item, place, inline) for place, item in enumerate(result.results)],
         model=result.model,
         model_digest=result.model_digest,
     )
-
-
-def encode_model_info(info: ModelInfo) -> pb.GetModelResponse:
-    """Write a GetModelResponse, whose fields have ModelInfo's names."""
-    values = {name: getattr(info, name) for name in ModelInfo.__slots__}
-    values["default_pooling"] = number("pooling", POOLINGS, info.default_pooling)
-    values["replicas"] = [pb.Replica(**asdict(replica)) for replica in info.replicas]
-    return pb.GetModelResponse(**values)
 
 
 def encode_error(error: AttencodeError) -> pb.Error:
@@ -229,11 +221,13 @@ def wire_order(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array, dtype=DTYPES[data_type_of(array)])
 
 
-def _inline(_place: int, _name: str, array: NDArray[Any] | None) -> pb.Tensor | None:
+def inline(_place: int, _name: str, array: NDArray[Any] | None) -> pb.Tensor | None:
+    """Write a tensor, if there is one, into its message."""
     return None if array is None else encode_tensor(array)
 
 
-def _encode_input_result(result: InputResult, place: int, write: TensorWriter) -> pb.InputResult:
+def encode_input_result(result: InputResult, place: int, write: TensorWriter) -> pb.InputResult:
+    """Write an InputResult; `place` is the input's number."""
     tensor: Callable[[str], pb.Tensor | None] = lambda name: write(place, name, getattr(result, name))  # noqa: E731
     return pb.InputResult(
         num_tokens=result.num_tokens,
@@ -244,14 +238,15 @@ def _encode_input_result(result: InputResult, place: int, write: TensorWriter) -
         hidden_states=tensor("hidden_states"),
         attention=tensor("attention"),
         attention_keys=tensor("attention_keys"),
-        query_axis=_encode_axis(result.query_axis),
-        key_axis=_encode_axis(result.key_axis),
+        query_axis=encode_axis(result.query_axis),
+        key_axis=encode_axis(result.key_axis),
         query_vectors=tensor("query_vectors"),
         key_vectors=tensor("key_vectors"),
     )
 
 
-def _encode_axis(axis: Axis | None) -> pb.Axis | None:
+def encode_axis(axis: Axis | None) -> pb.Axis | None:
+    """Write an Axis, if there is one."""
     return None if axis is None else pb.Axis(starts=[start for start, _ in axis], ends=[end for _, end in axis])
 
 
@@ -277,7 +272,7 @@ def broken(what: str) -> InternalFault:
     return InternalFault(f"the server broke the contract: {what}")
 
 
-def check_answered(result: EncodeResult | TokenizeResult, inputs: int) -> None:
+def check_answered(result: EncodeResult | TokenizeResult | AlignResult, inputs: int) -> None:
     """Do nothing where an answer speaks of every input.
 
     Raises:
@@ -293,17 +288,19 @@ def decode_encode_response(message: pb.EncodeResponse, read: TensorReader | None
     Raises:
         InternalFault: A tensor or a list is not as long as others say.
     """
-    read = read or _from_message
-    timings = message.timings
+    read = read or from_message
     return EncodeResult(
         pooled=read(0, "pooled", message.pooled) if message.HasField("pooled") else None,
-        results=[_decode_input_result(item, place, read) for place, item in enumerate(message.results)],
-        timings=Timings(
-            timings.tokenize_seconds, timings.queue_seconds, timings.inference_seconds, timings.total_seconds
-        ),
+        results=[decode_input_result(item, place, read) for place, item in enumerate(message.results)],
+        timings=decode_timings(message.timings),
         model=message.model,
         model_digest=message.model_digest,
     )
+
+
+def decode_timings(message: pb.Timings) -> Timings:
+    """Read an answer's Timings."""
+    return Timings(message.tokenize_seconds, message.queue_seconds, message.inference_seconds, message.total_seconds)
 
 
 def decode_tokenize_response(message: pb.TokenizeResponse) -> TokenizeResult:
@@ -312,20 +309,8 @@ def decode_tokenize_response(message: pb.TokenizeResponse) -> TokenizeResult:
     Raises:
         InternalFault: Lists of one input's tokens differ in length.
     """
-    results = [_decode_input_result(item, place, _from_message) for place, item in enumerate(message.results)]
+    results = [decode_input_result(item, place, from_message) for place, item in enumerate(message.results)]
     return TokenizeResult(results, message.model, message.model_digest)
-
-
-def decode_model_info(message: pb.GetModelResponse) -> ModelInfo:
-    """Read a GetModelResponse."""
-    values = {name: getattr(message, name) for name in ModelInfo.__slots__}
-    values["default_pooling"] = POOLINGS.get(message.default_pooling, "")
-    values["prompts"] = dict(message.prompts)
-    values["models"] = list(message.models)
-    values["replicas"] = [
-        ReplicaInfo(**{name: getattr(replica, name) for name in ReplicaInfo.__slots__}) for replica in message.replicas
-    ]
-    return ModelInfo(**values)
 
 
 def decode_tensor(message: pb.Tensor) -> NDArray[Any]:
@@ -340,11 +325,13 @@ def decode_tensor(message: pb.Tensor) -> NDArray[Any]:
         raise broken("a tensor does not have the shape or type that it says") from error
 
 
-def _from_message(_place: int, _name: str, message: pb.Tensor) -> NDArray[Any]:
+def from_message(_place: int, _name: str, message: pb.Tensor) -> NDArray[Any]:
+    """Read a tensor from its message alone."""
     return decode_tensor(message)
 
 
-def _decode_input_result(message: pb.InputResult, place: int, read: TensorReader) -> InputResult:
+def decode_input_result(message: pb.InputResult, place: int, read: TensorReader) -> InputResult:
+    """Read an InputResult; `place` is the input's number."""
     tensor: Callable[[str], NDArray[Any] | None] = lambda name: (  # noqa: E731
         read(place, name, getattr(message, name)) if message.HasField(name) else None
     )
@@ -356,14 +343,15 @@ def _decode_input_result(message: pb.InputResult, place: int, read: TensorReader
         hidden_states=tensor("hidden_states"),
         attention=tensor("attention"),
         attention_keys=tensor("attention_keys"),
-        query_axis=_decode_axis(message.query_axis) if message.HasField("query_axis") else None,
-        key_axis=_decode_axis(message.key_axis) if message.HasField("key_axis") else None,
+        query_axis=decode_axis(message.query_axis) if message.HasField("query_axis") else None,
+        key_axis=decode_axis(message.key_axis) if message.HasField("key_axis") else None,
         query_vectors=tensor("query_vectors"),
         key_vectors=tensor("key_vectors"),
     )
 
 
-def _decode_axis(message: pb.Axis) -> Axis:
+def decode_axis(message: pb.Axis) -> Axis:
+    """Read an Axis."""
     if len(message.starts) != len(message.ends):
         raise broken(f"an axis has {len(message.starts):,} starts and {len(message.ends):,} ends")
     return list(zip(message.starts, message.ends, strict=True))

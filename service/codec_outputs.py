@@ -25,7 +25,7 @@ def decode_outputs(message: pb.EncodeRequest) -> Outputs:
         pooled=_decode_pooled(message.pooled) if "pooled" in wanted or not (wanted or message.tokens) else None,
         token_embeddings="token_embeddings" in wanted,
         hidden_states=tuple(message.hidden_states.layers) if "hidden_states" in wanted else None,
-        attention=_decode_attention(message.attention) if "attention" in wanted else None,
+        attention=decode_attention(message.attention) if "attention" in wanted else None,
         query_key_vectors=QueryKeyVectors(tuple(vectors.layers), tuple(vectors.heads))
         if "query_key_vectors" in wanted
         else None,
@@ -42,7 +42,12 @@ def _decode_pooled(message: pb.PooledOptions) -> Pooled:
     )
 
 
-def _decode_attention(message: pb.AttentionOptions) -> Attention:
+def decode_attention(message: pb.AttentionOptions) -> Attention:
+    """Read AttentionOptions.
+
+    Raises:
+        InvalidRequest: An enum value that does not exist, or too many tokens and spans.
+    """
     reduce_heads, reduce_layers = message.reduce_heads, message.reduce_layers
     return Attention(
         layers=tuple(message.layers),
@@ -89,7 +94,7 @@ def encode_outputs(outputs: Outputs, message: pb.EncodeRequest) -> None:
         message.query_key_vectors.heads.extend(wholes("heads", outputs.query_key_vectors.heads))
         message.query_key_vectors.SetInParent()
     if outputs.attention is not None:
-        message.attention.CopyFrom(_encode_attention(outputs.attention))
+        message.attention.CopyFrom(encode_attention(outputs.attention))
         message.attention.SetInParent()
 
 
@@ -102,7 +107,12 @@ def _encode_pooled(pooled: Pooled) -> pb.PooledOptions:
     )
 
 
-def _encode_attention(attention: Attention) -> pb.AttentionOptions:
+def encode_attention(attention: Attention) -> pb.AttentionOptions:
+    """Write AttentionOptions.
+
+    Raises:
+        InvalidRequest: A name or a number that the wire cannot carry.
+    """
     reduce_heads, reduce_layers = attention.reduce_heads, attention.reduce_layers
     return pb.AttentionOptions(
         layers=wholes("layers", attention.layers),

@@ -6,9 +6,9 @@ errors.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from service import metrics
 from service.callers import Caller
@@ -18,8 +18,10 @@ from service.memory import trim
 from service.outputs import Row, Selection, check_answer_size
 from service.reduce import Look
 from service.request import (
+    AlignRequest,
     EncodeRequest,
     EncodeResult,
+    Input,
     InputResult,
     Timings,
     TokenIdsInput,
@@ -36,18 +38,19 @@ from service.tracing import note, stage
 # longer than a thread switch costs (tokenizing runs at some 4 bytes a microsecond).
 _INLINE_CHARS = 16_384
 _ID_CHARS = 2  # of a token id that is given
-_INLINE_ANSWER_BYTES = 1_000_000
-_INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
+INLINE_ANSWER_BYTES = 1_000_000
+INLINE_PLACES = 2048  # tokens, and named tokens and spans, of which each takes about a microsecond
 # Characters that are tokenized beside the loop at once: each takes some 100 bytes while it lasts, 180 with descriptions
 # (measured on one text of 4.2 MB), of which Python's allocator and the tokenizer's keep the larger part.
 _CHARS_AT_ONCE = 4 * 2**20
 _TRIMMED_CHARS = 2**18  # from which that is given back at once; it takes 60 ms after 4 MB, beside the loop
 _TEXT_THREADS = 4  # many inputs are tokenized on every core by one
 _DESCRIBED_BYTES = 500  # of one described token's objects
-_DESCRIBED_MESSAGE_BYTES = 64  # of it in an answer
+DESCRIBED_MESSAGE_BYTES = 64  # of it in an answer
 
 _NO_ROW: Row = {}
 
+Request = TypeVar("Request", EncodeRequest, AlignRequest)
 Answer = TypeVar("Answer")
 
 
@@ -77,7 +80,7 @@ class RequestLimits:
 
 
 @dataclass(slots=True)
-class Call:
+class Call(Generic[Request]):
     """One request on its way.
 
     Attributes:
@@ -90,7 +93,7 @@ class Call:
         started: On the same clock.
     """
 
-    request: EncodeRequest
+    request: Request
     caller: Caller
     place: Place
     share: Share
@@ -136,27 +139,32 @@ class Encoding:
         """Store the parts."""
         self._models = models
         self._limits = limits
-        self._texts = Threads("attencode-text", _CHARS_AT_ONCE, _TEXT_THREADS)
-        self._answers = Threads("attencode-answer", limits.max_answer_bytes)
+        self.texts = Threads("attencode-text", _CHARS_AT_ONCE, _TEXT_THREADS)
+        self.answers = Threads("attencode-answer", limits.max_answer_bytes)
 
-    def check_inputs(self, count: int) -> None:
+    def check_inputs(self, count: int, what: str = "inputs") -> None:
         """Do nothing while a request has no more inputs than it may; before they are read: of 800,000 that took 1.8 s.
 
         Raises:
             InvalidRequest: It has.
         """
         if count > self._limits.max_inputs:
+            way = ", for instance over EncodeStream" if what == "inputs" else ""
             raise InvalidRequest(
-                f"the request has {count} inputs, more than this server's {self._limits.max_inputs}; "
-                "send several requests, for instance over EncodeStream"
+                f"the request has {count} {what}, more than this server's {self._limits.max_inputs}; "
+                f"send several requests{way}"
             )
 
-    async def encode(self, call: Call, finish: Callable[[EncodeResult], Answer]) -> Answer:
+    async def encode(self, call: Call[EncodeRequest], finish: Callable[[EncodeResult], Answer]) -> Answer:
         """Answer one request; `finish` turns the result into what is sent."""
+        return await self.answered(call, lambda served: self._encode_with(served, call, finish))
+
+    async def answered(self, call: Call[Request], answer: Callable[[ServedModel], Awaitable[Answer]]) -> Answer:
+        """Have a request answered by the present version of its model, and anew where that is replaced meanwhile."""
         while True:
-            served = self._find(call.request)
+            served = self._models.find(call.request.model)
             try:
-                return await self._encode_with(served, call, finish)
+                return await answer(served)
             except Outdated:
                 call.share.begin_anew()
             except DeadlineExceeded as error:
@@ -166,7 +174,8 @@ class Encoding:
 
     async def tokenize(self, request: TokenizeRequest, place: Place) -> TokenizeResult:
         """Split a request's inputs into tokens."""
-        served = self._find(request)
+        served = self._models.find(request.model)
+        _check_some(request)
         try:
             end_s = time.monotonic() + self._limits.max_deadline_s
             sequences, _ = await self._sequences(served, request, place, end_s, describe=True)
@@ -181,8 +190,11 @@ class Encoding:
             "once, or start it with a longer --max-deadline-s"
         )
 
-    async def _encode_with(self, served: ServedModel, call: Call, finish: Callable[[EncodeResult], Answer]) -> Answer:
+    async def _encode_with(
+        self, served: ServedModel, call: Call[EncodeRequest], finish: Callable[[EncodeResult], Answer]
+    ) -> Answer:
         """Answer a request by one version of its model from beginning to end."""
+        _check_some(call.request)
         selection = served.select(call.request.outputs)
         if selection.runs:
             served.engine.check_room(len(call.request.inputs), call.deadline_s, call.caller)  # before it is tokenized
@@ -205,11 +217,11 @@ class Encoding:
             return finish(EncodeResult(pooled, results, timings, served.name, served.artifact.digest))
 
         size = ready.answer_bytes
-        answer = await self._answers.run(build, size, when=size > _INLINE_ANSWER_BYTES)
+        answer = await self.answers.run(build, size, when=size > INLINE_ANSWER_BYTES)
         metrics.record_stages(served.name, ready.tokenize_s, queue_s, inference_s, time.monotonic() - call.started)
         return answer
 
-    async def _prepare(self, served: ServedModel, call: Call, selection: Selection) -> _Prepared:
+    async def _prepare(self, served: ServedModel, call: Call[EncodeRequest], selection: Selection) -> _Prepared:
         """Make a request ready for the queue, and hold its answer's bytes.
 
         The server's time for it begins here, where it has its turn: how slowly a stream is read is its reader's affair.
@@ -224,39 +236,64 @@ class Encoding:
                 )
                 lengths = [sequence.length for sequence in sequences]
                 places = selection.places * len(lengths) + sum(lengths) if selection.looks_inside else 0
-                looks = await self._texts.run(
-                    lambda: selection.looks(sequences), places, when=places > _INLINE_PLACES, until_s=end_s
+                looks = await self.texts.run(
+                    lambda: selection.looks(sequences), places, when=places > INLINE_PLACES, until_s=end_s
                 )
                 size = selection.answer_bytes(lengths, looks)
                 check_answer_size(selection, size, len(lengths), call.most_bytes, self._limits.max_answer_bytes)
-                await call.share.take(size + (_DESCRIBED_MESSAGE_BYTES * sum(lengths) if describe else 0), end_s)
+                await call.share.take(size + (DESCRIBED_MESSAGE_BYTES * sum(lengths) if describe else 0), end_s)
         except TimeoutError as error:
             raise DeadlineExceeded("the deadline passed before the request could wait for a batch") from error
         return _Prepared(sequences, looks, size, tokenize_s)
-
-    def _find(self, request: TokenizeRequest) -> ServedModel:
-        """Give the model that a request names, once the request may be worked on at all."""
-        served = self._models.find(request.model)
-        if not request.inputs:
-            raise InvalidRequest("the request has no inputs; send at least one")
-        return served
 
     async def _sequences(
         self, served: ServedModel, request: TokenizeRequest, place: Place, end_s: float, *, describe: bool
     ) -> tuple[list[Sequence], float]:
         """Tokenize a request's inputs; returns the sequences and the seconds it took."""
+
+        def tokenize() -> list[Sequence]:
+            return served.tokenizer.tokenize(request, describe=describe)
+
+        return await self.tokenized(served, tokenize, chars_of(request.inputs), place, end_s, describe=describe)
+
+    async def tokenized(
+        self,
+        served: ServedModel,
+        tokenize: Callable[[], list[Sequence]],
+        chars: int,
+        place: Place,
+        end_s: float,
+        *,
+        describe: bool,
+    ) -> tuple[list[Sequence], float]:
+        """Have a request's texts tokenized within the limits on tokens and memory.
+
+        Args:
+            served: The model.
+            tokenize: Does it.
+            chars: Of the texts, as `chars_of` counts them.
+            place: What the request holds while it is in work.
+            end_s: When its time is up, on the loop's clock.
+            describe: Whether sequences carry their `Tokens`.
+
+        Returns:
+            The sequences and the seconds that it took.
+
+        Raises:
+            InvalidRequest: There are too many tokens, or `tokenize` refuses a text.
+            TimeoutError: The time is up.
+        """
         started = time.perf_counter()
-        chars = _chars(request)
 
         def work() -> list[Sequence]:
             try:
-                return served.tokenizer.tokenize(request, describe=describe)
+                return tokenize()
             finally:
                 if chars >= _TRIMMED_CHARS:
                     trim()
 
         with stage("tokenize"):
-            sequences = await self._texts.run(work, chars * (1 + describe), when=chars > _INLINE_CHARS, until_s=end_s)
+            sequences = await self.texts.run(work, chars * (1 + describe), when=chars > _INLINE_CHARS, until_s=end_s)
         seconds = time.perf_counter() - started
         truncated = sum(sequence.original_length > sequence.length for sequence in sequences)
         tokens = sum(item.length for item in sequences)
@@ -272,10 +309,15 @@ class Encoding:
         return sequences, seconds
 
 
-def _chars(request: TokenizeRequest) -> int:
-    """Count the characters of a request's texts, and of its token ids what costs as much."""
+def _check_some(request: TokenizeRequest) -> None:
+    if not request.inputs:
+        raise InvalidRequest("the request has no inputs; send at least one")
+
+
+def chars_of(inputs: Iterable[Input]) -> int:
+    """Count the characters of texts, and of token ids what costs as much."""
     total = 0
-    for item in request.inputs:
+    for item in inputs:
         if isinstance(item, TokenIdsInput):
             total += _ID_CHARS * len(item.ids)
         else:

@@ -3,7 +3,7 @@
 One event loop, no locks. `submit` puts a request's sequences into the waiting list and awaits their rows;
 whenever the runner has room, `batching.plan` says what runs next. A request whose caller is gone, or whose
 deadline passed, leaves the queue at once.
-May import: admission, batching, callers, causes, inference, reduce, runner, outputs, metrics, tracing, errors.
+May import: admission, batching, callers, causes, cross, inference, reduce, runner, outputs, metrics, tracing, errors.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from service.admission import QueueAdmission, QueueLimits
 from service.batching import HIDDEN_STATES, Batch, BatchLimits, BatchPlan, Waiting, WaitingList, pad, plan, unpad
 from service.callers import NOBODY, Caller
 from service.causes import cause_of
+from service.cross import Wanted, costs, padded_targets
 from service.errors import DeadlineExceeded, InternalFault, Outdated, Unavailable, is_for_callers
 from service.inference import BatchResult, NotFinite
 from service.outputs import Row
@@ -51,7 +52,8 @@ class _Job:
 
     sequences: SequenceOf[Sequence]
     outputs: frozenset[str]
-    looks: SequenceOf[Look]
+    looks: SequenceOf[Wanted]
+    costs: SequenceOf[int]
     deadline_s: float | None
     done: asyncio.Future[Encoded]
     trace: RequestTrace | None
@@ -63,7 +65,8 @@ class _Job:
     @property
     def needs_states(self) -> bool:
         """Whether hidden states before the last are wanted or looked at."""
-        return bool(self.looks) or any(name.startswith(HIDDEN_STATES) for name in self.outputs)
+        looked = any(isinstance(look, Look) for look in self.looks)
+        return looked or any(name.startswith(HIDDEN_STATES) for name in self.outputs)
 
 
 class Engine:
@@ -148,7 +151,7 @@ class Engine:
         deadline_s: float | None,
         *,
         caller: Caller = NOBODY,
-        looks: SequenceOf[Look] = (),
+        looks: SequenceOf[Wanted] = (),
     ) -> Encoded:
         """Run a request's sequences and give their rows back.
 
@@ -157,7 +160,7 @@ class Engine:
             outputs: Names of a batch's outputs.
             deadline_s: On the clock of `time.monotonic`; None for none.
             caller: Who asks; callers take turns.
-            looks: What is wanted of each sequence's attention; empty for nothing.
+            looks: What is wanted of each sequence's attention, or of a target's to it; empty for nothing.
 
         Raises:
             Unavailable: The engine is not started, or is stopping.
@@ -167,14 +170,15 @@ class Engine:
             Outdated: The model was replaced meanwhile.
         """
         now = time.monotonic()
-        tokens = sum(sequence.length for sequence in sequences)
-        self._admission.check_room(len(sequences), deadline_s, caller, tokens, now)
-        job = _Job(sequences, outputs, looks, deadline_s, asyncio.get_running_loop().create_future(), enqueued())
-        for place, sequence in enumerate(sequences):
+        tokens = costs([sequence.length for sequence in sequences], looks)
+        self._admission.check_room(len(sequences), deadline_s, caller, sum(tokens), now)
+        done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
+        job = _Job(sequences, outputs, looks, tokens, deadline_s, done, enqueued())
+        for place, cost in enumerate(tokens):
             number = next(self._numbers)
             job.numbers.append(number)
             self._jobs[number] = (job, place)
-            self._waiting.add(Waiting(number, sequence.length, now, caller))
+            self._waiting.add(Waiting(number, cost, now, caller))
         self._submitted += 1
         self._schedule_pump()
         try:
@@ -238,7 +242,8 @@ class Engine:
             if self._is_worth_waiting():
                 self._schedule_pump(_COMPANY_S)
                 break
-            planned = plan(self._waiting, self._limits, time.monotonic())
+            most = self._admission.longest(self._runner.capacity)
+            planned = plan(self._waiting, self._limits, time.monotonic(), most)
             if not isinstance(planned, BatchPlan):
                 if planned is not None:
                     self._schedule_pump(planned)
@@ -288,7 +293,7 @@ class Engine:
         waited_s = now - min(item.arrived_s for item in items)
         taken = [self._jobs.pop(number) for number in planned.numbers]
         self._running += 1
-        self._admission.drain.begin(now)
+        self._admission.begin(sum(job.costs[place] for job, place in taken), now)
         return taken, waited_s
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:
@@ -299,6 +304,7 @@ class Engine:
 
     async def _run(self, taken: list[tuple[_Job, int]], waited_s: float) -> None:
         """Run one batch and hand its rows out."""
+        tokens = sum(job.costs[place] for job, place in taken)
         try:
             sequences = [job.sequences[place] for job, place in taken]
             outputs = tuple(sorted(frozenset[str]().union(*(job.outputs for job, _ in taken))))
@@ -306,7 +312,8 @@ class Engine:
             looks = looks if any(looks) else ()
             states = [row for row, (job, _) in enumerate(taken) if job.needs_states]
             batch = pad(sequences, outputs, self._pad_token_id, self._limits, looks=looks, state_rows=states)
-            metrics.record_batch_started(self._model, len(taken), batch.input_ids.size, sum(batch.lengths), waited_s)
+            places = batch.input_ids.size + padded_targets(batch.looks)
+            metrics.record_batch_started(self._model, len(taken), places, tokens, waited_s)
             started = time.monotonic()
             deadline_s = _latest(job.deadline_s for job, _ in taken)
             wanted = [job.done for job, _ in taken]
@@ -325,11 +332,10 @@ class Engine:
             return
         finally:
             self._running -= 1
-            tokens = sum(job.sequences[place].length for job, place in taken)
-            self._admission.drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
+            self._admission.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
         passed_s = time.monotonic() - started
-        self._admission.fastest.note(batch.input_ids.size, passed_s)
+        self._admission.fastest.note(places, passed_s)
         metrics.record_batch_ended(self._model, "ok", result.inference_s, passed_s)
         try:
             self._hand_out(taken, batch, result, waited_s)
@@ -338,7 +344,7 @@ class Engine:
 
     def _hand_out(self, taken: list[tuple[_Job, int]], batch: Batch, result: BatchResult, waited_s: float) -> None:
         """Give each job its rows; a job that has all of them is done."""
-        wasted = [job.sequences[place].length for job, place in taken if job.done.done()]
+        wasted = [job.costs[place] for job, place in taken if job.done.done()]
         if wasted:
             metrics.record_wasted(self._model, len(wasted), sum(wasted))
         if result.again:

@@ -3,7 +3,8 @@
 Encoding is idempotent, so a batch whose replica died runs again on another one. A batch that dies with its
 replica again and again is taken apart: its rows run one by one, and only the row that kills is failed.
 Replicas may change to another artifact under way; a batch runs on a replica of its own artifact or not at all.
-May import: replicas, served, inference, runner, batching, busy, artifact, config, request, metrics, errors, ray.
+May import: replicas, served, inference, runner, batching, busy, artifact, decoder, config, request, metrics, errors,
+ray.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from service.artifact import ARTIFACT_FILE, Artifact, open_description
 from service.batching import Batch
 from service.busy import BusyShare
 from service.config import ServiceConfig
+from service.decoder import TARGET_TOKENIZER
 from service.errors import ClusterLost, DeadlineExceeded, InternalFault, Outdated, Unavailable
 from service.inference import BatchResult, NotFinite, join
 from service.replicas import (
@@ -210,6 +212,8 @@ class Fleet:
             folder = Path(name)
             (folder / ARTIFACT_FILE).write_bytes(description.artifact)
             (folder / "tokenizer.json").write_bytes(description.tokenizer)
+            if description.target_tokenizer is not None:
+                (folder / TARGET_TOKENIZER).write_bytes(description.target_tokenizer)
             artifact = open_description(folder)
             self._streams = description.streams
             batches = description.settings.replica_batches * description.streams

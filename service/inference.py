@@ -2,7 +2,7 @@
 
 What holds NaN or infinity is never an answer: its rows run again in float32 where the session computes in less, and
 fail alone where that does not help. A batch for which there is no memory runs in halves.
-May import: batching, causes, finite, session, numpy.
+May import: batching, causes, cross, finite, reduce, session, numpy.
 """
 
 import time
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from service.batching import Batch
 from service.causes import cause_of
+from service.cross import padded_targets
 from service.finite import broken_rows
+from service.reduce import Look
 from service.session import Session
 
 
@@ -96,11 +98,23 @@ def _checked(session: Session, batch: Batch, *, alone: bool) -> BatchResult:
     """Run a batch and see whether all that it yields is finite."""
     started = time.perf_counter()
     arrays = session.run(batch, alone=alone)
-    looked = session.look(batch, arrays["hidden_states"], alone=alone) if batch.looks else {}
+    looked = _looked(session, batch, arrays, alone=alone) if batch.looks else {}
     wanted = {name: arrays[name] for name in batch.outputs}
     broken = broken_rows(batch, wanted, looked)
     result = BatchResult(wanted, time.perf_counter() - started, looked)
     return _saved(session, batch, result, broken, alone=alone) if broken else result
+
+
+def _looked(
+    session: Session, batch: Batch, arrays: Mapping[str, NDArray[np.float32]], *, alone: bool
+) -> dict[int, Mapping[str, NDArray[Any]]]:
+    """Compute what is wanted of rows' attention, and of their targets' to them."""
+    found: dict[int, Mapping[str, NDArray[Any]]] = {}
+    if any(isinstance(look, Look) for look in batch.looks):
+        found |= session.look(batch, arrays["hidden_states"], alone=alone)
+    if padded_targets(batch.looks):
+        found |= session.align(batch, arrays["last_hidden_state"], alone=alone)
+    return found
 
 
 def _saved(session: Session, batch: Batch, result: BatchResult, broken: dict[int, str], *, alone: bool) -> BatchResult:

@@ -65,8 +65,7 @@ class Selection:
     @property
     def places(self) -> int:
         """How many tokens and spans are named of each input."""
-        asked = () if self.attention is None else (self.attention.queries, self.attention.keys)
-        return sum(len(places.tokens) + len(places.spans) for places in asked)
+        return 0 if self.attention is None else self.attention.places
 
     @property
     def runs(self) -> bool:
@@ -96,11 +95,7 @@ class Selection:
         """
         if not self.looks_inside:
             return ()
-        if self.places * len(sequences) > MOST_PLACES:
-            raise InvalidRequest(
-                f"queries and keys name {self.places:,} tokens and spans of each of {len(sequences):,} inputs, and may "
-                f"name {MOST_PLACES:,} in all; name fewer, join spans that adjoin, or send fewer inputs"
-            )
+        check_places(self.places, len(sequences), "inputs")
         looks = []
         for number, sequence in enumerate(sequences):
             assert sequence.tokens is not None, "attention was asked of a sequence whose tokens were not described"
@@ -180,9 +175,8 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
         raise InvalidRequest("no output is asked for; ask for pooled, token_embeddings, hidden_states or attention")
     if outputs.attention is not None and outputs.attention.rollout and outputs.attention.reduce_layers is not None:
         raise InvalidRequest("rollout goes through the layers itself; leave reduce_layers out")
-    for name in ("queries", "keys") if outputs.attention is not None else ():
-        for span in getattr(outputs.attention, name).spans:
-            check_span(name, span)
+    if outputs.attention is not None:
+        check_spans(outputs.attention)
     pooled = outputs.pooled or Pooled()
     pooling = pooled.pooling or artifact.pooling
     if pooling not in artifact.poolings:
@@ -197,7 +191,7 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
         normalize=artifact.normalize if pooled.normalize is None else pooled.normalize,
         dimensions=dimensions,
         token_embeddings=outputs.token_embeddings,
-        hidden_states=None if states is None else _resolve("hidden state layer", states, layers + 1),
+        hidden_states=None if states is None else resolve("hidden state layer", states, layers + 1),
         attention=_resolved("attention", outputs.attention, artifact),
         vectors=_resolved("query_key_vectors", outputs.query_key_vectors, artifact),
         data_type=outputs.data_type,
@@ -205,6 +199,30 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
         head_dim=artifact.head_dim,
         last_layer=layers,
     )
+
+
+def check_spans(asked: Attention) -> None:
+    """Refuse spans that are none in any text.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    for name in ("queries", "keys"):
+        for span in getattr(asked, name).spans:
+            check_span(name, span)
+
+
+def check_places(places: int, inputs: int, what: str) -> None:
+    """Refuse so many named tokens and spans, of each of so many inputs, as would take long to find.
+
+    Raises:
+        InvalidRequest: They are too many.
+    """
+    if places * inputs > MOST_PLACES:
+        raise InvalidRequest(
+            f"queries and keys name {places:,} tokens and spans of each of {inputs:,} {what}, and may name "
+            f"{MOST_PLACES:,} in all; name fewer, join spans that adjoin, or send fewer {what}"
+        )
 
 
 def check_answer_size(selection: Selection, size: int, inputs: int, most: int, most_streamed: int) -> None:
@@ -223,12 +241,8 @@ def check_answer_size(selection: Selection, size: int, inputs: int, most: int, m
     if size <= most:
         return
     advice = ["fewer inputs"] if inputs > 1 else []
-    attention = selection.attention
-    if attention is not None:
-        if not (attention.rollout or attention.reduce_layers or attention.reduce_heads):
-            advice.append("fewer attention layers or heads or reduce_heads" if _several(attention) else "fewer queries")
-        if not attention.top_k:
-            advice.append("top_k")
+    if selection.attention is not None:
+        advice += smaller_attention(selection.attention)
     if selection.vectors is not None and _several(selection.vectors):
         advice.append("fewer layers or heads of query_key_vectors")
     if len(selection.hidden_states or ()) > 1:
@@ -248,6 +262,14 @@ def check_answer_size(selection: Selection, size: int, inputs: int, most: int, m
     )
 
 
+def smaller_attention(asked: Attention) -> list[str]:
+    """Name what makes an answer with attention smaller."""
+    advice = []
+    if not (asked.rollout or asked.reduce_layers or asked.reduce_heads):
+        advice.append("fewer attention layers or heads or reduce_heads" if _several(asked) else "fewer queries")
+    return advice if asked.top_k else [*advice, "top_k"]
+
+
 def _several(asked: Attention | QueryKeyVectors) -> bool:
     return len(asked.layers) * len(asked.heads) > 1
 
@@ -259,12 +281,16 @@ def _resolved(name: str, asked: Asked | None, artifact: Artifact) -> Asked | Non
     """Turn an output's choice of layers and heads into numbers from 0."""
     if asked is None:
         return None
-    layers = _resolve(f"{name} layer", asked.layers, artifact.num_hidden_layers)
-    return replace(asked, layers=layers, heads=_resolve("head", asked.heads, artifact.num_attention_heads))
+    layers = resolve(f"{name} layer", asked.layers, artifact.num_hidden_layers)
+    return replace(asked, layers=layers, heads=resolve("head", asked.heads, artifact.num_attention_heads))
 
 
-def _resolve(what: str, numbers: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Turn a choice into numbers from 0; negative ones count from the end, `ALL` takes all."""
+def resolve(what: str, numbers: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Turn a choice into numbers from 0; negative ones count from the end, `ALL` takes all.
+
+    Raises:
+        InvalidRequest: One does not exist, or is named twice.
+    """
     for number in numbers[: count + 1]:  # there may be millions
         if not -count <= number < count:
             raise InvalidRequest(f"{what} {number} does not exist; it must be from {-count} to {count - 1}")

@@ -100,7 +100,7 @@ def encode_request(
     Raises:
         InvalidRequest: An option that there is not, or a value of a kind that no input or option has.
     """
-    states = _numbers("hidden_states", hidden_states)
+    states = read_numbers("hidden_states", hidden_states)
     weights, vectors = _read_attention(attention, query_key_vectors, of_attention)
     chosen = any(numbers is not None for numbers in (states, weights, vectors))
     others = flag("token_embeddings", token_embeddings) or flag("tokens", tokens) or chosen
@@ -121,15 +121,32 @@ def _read_attention(
     attention: Layers, vectors: Layers, options: OfAttention
 ) -> tuple[Attention | None, QueryKeyVectors | None]:
     """Read what is asked of attention weights, and of the vectors behind them."""
-    _check_known("encode", options, _encode_options(), {"layers": "attention"})
-    layers, vector_layers = _numbers("attention", attention), _numbers("query_key_vectors", vectors)
-    heads = _numbers("heads", options.get("heads", ALL))
+    check_known("encode", options, _encode_options(), {"layers": "attention"})
+    layers, vector_layers = read_numbers("attention", attention), read_numbers("query_key_vectors", vectors)
+    heads = read_numbers("heads", options.get("heads", ALL))
     if heads is None:
         raise InvalidRequest("heads must be True for all, a number or a list of numbers, got False")
     if heads and layers is None and vector_layers is None:
         raise InvalidRequest("heads goes with attention or query_key_vectors; say which layers' are wanted")
-    weights = Attention(
-        layers=layers or ALL,
+    weights = read_weights(layers or ALL, heads, options)
+    if layers is None and weights != Attention(heads=heads):
+        raise InvalidRequest(
+            "selections and reductions go with attention; say which layers' is wanted, or True for all"
+        )
+    return (
+        None if layers is None else weights,
+        None if vector_layers is None else QueryKeyVectors(vector_layers, heads),
+    )
+
+
+def read_weights(layers: tuple[int, ...], heads: tuple[int, ...], options: OfAttention) -> Attention:
+    """Read what is asked of attention weights of these layers and heads.
+
+    Raises:
+        InvalidRequest: A value of a kind that its option has not.
+    """
+    return Attention(
+        layers=layers,
         heads=heads,
         reduce_heads=options.get("reduce_heads"),
         reduce_layers=options.get("reduce_layers"),
@@ -139,14 +156,6 @@ def _read_attention(
         top_k=whole("top_k", options.get("top_k", 0), 0, MOST_UNSIGNED),
         special_tokens=options.get("special_tokens", "keep"),
         words=flag("words", options.get("words", False)),
-    )
-    if layers is None and weights != Attention(heads=heads):
-        raise InvalidRequest(
-            "selections and reductions go with attention; say which layers' is wanted, or True for all"
-        )
-    return (
-        None if layers is None else weights,
-        None if vector_layers is None else QueryKeyVectors(vector_layers, heads),
     )
 
 
@@ -237,14 +246,14 @@ def attend_request(
         InvalidRequest: More or less than one input; an option that there is not, or a value of a kind that none has.
     """
     known = {*_encode_options(), "layers"} - {"attention"}
-    _check_known("attend", options, known, {"attention": "layers"})
+    check_known("attend", options, known, {"attention": "layers"})
     if is_whole(item) or isinstance(item, bool) or not isinstance(item, TextInput | TokenIdsInput | Iterable):
         raise InvalidRequest(f"attend takes {_INPUT}, got {shown(item)}")
     if isinstance(item, Iterable) and not isinstance(item, str | bytes | tuple):
         item = list(item)
         if any(not is_whole(part) for part in item):
             raise InvalidRequest(f"attend takes one input, {_INPUT}, got {shown(item)}; call it for each of several")
-    chosen = _numbers("layers", layers)
+    chosen = read_numbers("layers", layers)
     if chosen is None:
         raise InvalidRequest(
             "layers must be True for all, a number or a list of numbers, got False; encode has the other outputs"
@@ -257,7 +266,7 @@ def _encode_options() -> Collection[str]:
     return {*(encode_request.__kwdefaults__ or ()), *OfAttention.__annotations__}
 
 
-def _check_known(method: str, options: Iterable[str], known: Collection[str], instead: Mapping[str, str]) -> None:
+def check_known(method: str, options: Iterable[str], known: Collection[str], instead: Mapping[str, str]) -> None:
     """Refuse an option that a method has not.
 
     Args:
@@ -281,8 +290,12 @@ def _check_known(method: str, options: Iterable[str], known: Collection[str], in
         raise InvalidRequest(f"{method} has no option {name}; it has {every}")
 
 
-def _numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
-    """Read a choice of layers or heads: True for all, False for none, a number, or several."""
+def read_numbers(name: str, chosen: Layers) -> tuple[int, ...] | None:
+    """Read a choice of layers or heads: True for all, False for none, a number, or several.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
     if isinstance(chosen, bool | np.bool_):
         return ALL if chosen else None
     items: Any = (chosen,) if is_whole(chosen) else chosen

@@ -1,12 +1,14 @@
 """Reduce: attention weights, layer after layer, to what one caller asked of them.
 
+Queries and keys may be tokens of one sequence, or of two, as in cross-attention.
+
 The order and the formulas are those of the contract (proto/attencode/v1/encoder.proto, AttentionOptions). Only one
 layer's weights are held beside the answer. Pure numpy. May import: attention, request, spans, errors.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,27 +26,30 @@ ITEM_BYTES: Mapping[DataType, int] = {"float32": 4, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Queries or keys of one sequence, as places on their axis.
+    """Queries or keys: a sequence's tokens, as places on an axis.
 
     Attributes:
+        length: Tokens.
+        kept: Numbers of the tokens that stay; None for all.
+        starts: Where each word begins among those that stay; None where words are not merged.
         chosen: Which of the places there are once special tokens are dropped and words merged; None for all.
         axis: What each chosen place stands for.
     """
 
+    length: int
+    kept: NDArray[np.intp] | None
+    starts: NDArray[np.intp] | None
     chosen: NDArray[np.intp] | None
     axis: Axis
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is wanted of one sequence's attention, every number resolved.
+    """What is wanted of one sequence's attention, or of one sequence's to another, every number resolved.
 
     Attributes:
         attention: Options whose layers and heads are numbers from 0; None for no weights.
         vectors: The same for query and key vectors.
-        length: Tokens.
-        kept: Numbers of the tokens that stay; None for all.
-        starts: Where each word begins among those that stay; None where words are not merged.
         queries: Rows.
         keys: Columns.
         head_dim: Width of a query or key vector.
@@ -53,13 +58,15 @@ class Look:
 
     attention: Attention | None
     vectors: QueryKeyVectors | None
-    length: int
-    kept: NDArray[np.intp] | None
-    starts: NDArray[np.intp] | None
     queries: Side
     keys: Side
     head_dim: int
     data_type: DataType
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence whose attention to itself it is."""
+        return self.queries.length
 
     @property
     def layers(self) -> list[int]:
@@ -96,7 +103,7 @@ class Look:
 
     def axis(self, side: Side) -> Axis | None:
         """Give what an axis of the answer stands for; None where place i is token i."""
-        return None if side.axis == [(token, token + 1) for token in range(self.length)] else side.axis
+        return None if side.axis == [(token, token + 1) for token in range(side.length)] else side.axis
 
 
 def look_at(
@@ -119,26 +126,39 @@ def look_at(
     Raises:
         InvalidRequest: A token or a span that the sequence does not have.
     """
-    length = len(tokens)
     asked = attention or Attention()
-    kept = np.arange(length)
+    every = _every_place(asked, tokens)
+    queries, keys = _side("queries", asked.queries, tokens, every), _side("keys", asked.keys, tokens, every)
+    return Look(attention, vectors, queries, keys, head_dim, data_type)
+
+
+def look_across(attention: Attention, queries: Tokens, keys: Tokens, *, data_type: DataType) -> Look:
+    """Resolve what is wanted of one sequence's attention to another one.
+
+    Args:
+        attention: Options whose layers and heads are numbers from 0.
+        queries: The sequence that looks.
+        keys: The sequence that is looked at.
+        data_type: Element type of the answer.
+
+    Raises:
+        InvalidRequest: A token or a span that its sequence does not have.
+    """
+    rows = _side("queries", attention.queries, queries, _every_place(attention, queries))
+    columns = _side("keys", attention.keys, keys, _every_place(attention, keys))
+    return Look(attention, None, rows, columns, 0, data_type)
+
+
+def _every_place(asked: Attention, tokens: Tokens) -> Side:
+    """Lay a sequence's tokens out on an axis: without special tokens, and by words, where that is asked."""
+    kept = np.arange(len(tokens))
     if asked.special_tokens != "keep":
         kept = np.flatnonzero(~np.asarray(tokens.special))
     starts = _word_starts(tokens, kept) if asked.words else None
     ends = np.arange(1, len(kept) + 1) if starts is None else np.append(starts[1:], len(kept))
     firsts = np.arange(len(kept)) if starts is None else starts
     axis = [(int(kept[first]), int(kept[end - 1]) + 1) for first, end in zip(firsts, ends, strict=True)]
-    return Look(
-        attention,
-        vectors,
-        length,
-        None if len(kept) == length else kept,
-        starts,
-        _side("queries", asked.queries, tokens, axis),
-        _side("keys", asked.keys, tokens, axis),
-        head_dim,
-        data_type,
-    )
+    return Side(len(tokens), None if len(kept) == len(tokens) else kept, starts, None, axis)
 
 
 def _word_starts(tokens: Tokens, kept: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -148,10 +168,11 @@ def _word_starts(tokens: Tokens, kept: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.asarray(begins, dtype=np.intp)
 
 
-def _side(name: str, places: Places, tokens: Tokens, axis: Axis) -> Side:
+def _side(name: str, places: Places, tokens: Tokens, every: Side) -> Side:
+    """Choose the places that are named of all there are."""
     if not places:
-        return Side(None, axis)
-    named = _named(name, places, tokens)
+        return every
+    named, axis = _named(name, places, tokens), every.axis
     there = {token for start, end in axis for token in range(start, end)}
     if missing := named - there:
         raise InvalidRequest(
@@ -159,7 +180,7 @@ def _side(name: str, places: Places, tokens: Tokens, axis: Axis) -> Side:
             "keep special tokens or name others"
         )
     chosen = [place for place, (start, end) in enumerate(axis) if any(token in named for token in range(start, end))]
-    return Side(np.asarray(chosen, dtype=np.intp), [axis[place] for place in chosen])
+    return replace(every, chosen=np.asarray(chosen, dtype=np.intp), axis=[axis[place] for place in chosen])
 
 
 def _named(name: str, places: Places, tokens: Tokens) -> set[int]:
@@ -257,26 +278,29 @@ class Reducer:
 def _rows(look: Look) -> NDArray[np.intp] | None:
     """Give the only rows that matter, where nothing but a choice of rows is asked, so that no other is touched."""
     asked = look.attention
-    alone = asked is not None and not asked.rollout and look.starts is None and look.queries.chosen is not None
+    alone = asked is not None and not asked.rollout and look.queries.starts is None and look.queries.chosen is not None
     return np.asarray([start for start, _ in look.queries.axis], dtype=np.intp) if alone else None
 
 
 def _cut(weights: NDArray[np.float32], look: Look, *, rows_cut: bool) -> NDArray[np.float32]:
     """Drop special tokens, merge words and choose rows and columns of weights (..., query, key)."""
-    if look.kept is not None:
-        weights = weights[..., look.kept]
-        weights = weights if rows_cut else weights[..., look.kept, :]
-        if look.attention is not None and look.attention.special_tokens == "renormalize":
-            sums = weights.sum(axis=-1, keepdims=True)
-            weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
-    if look.starts is not None:
-        sizes = np.diff(np.append(look.starts, weights.shape[-1]))
-        weights = np.add.reduceat(weights, look.starts, axis=-1)
-        weights = np.add.reduceat(weights, look.starts, axis=-2)
+    queries, keys = look.queries, look.keys
+    if keys.kept is not None:
+        weights = weights[..., keys.kept]
+    if queries.kept is not None and not rows_cut:
+        weights = weights[..., queries.kept, :]
+    if keys.kept is not None and look.attention is not None and look.attention.special_tokens == "renormalize":
+        sums = weights.sum(axis=-1, keepdims=True)
+        weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+    if keys.starts is not None:
+        weights = np.add.reduceat(weights, keys.starts, axis=-1)
+    if queries.starts is not None:
+        sizes = np.diff(np.append(queries.starts, weights.shape[-2]))
+        weights = np.add.reduceat(weights, queries.starts, axis=-2)
         weights /= sizes[:, None]
-    if look.queries.chosen is not None and not rows_cut:
-        weights = weights[..., look.queries.chosen, :]
-    return weights if look.keys.chosen is None else weights[..., look.keys.chosen]
+    if queries.chosen is not None and not rows_cut:
+        weights = weights[..., queries.chosen, :]
+    return weights if keys.chosen is None else weights[..., keys.chosen]
 
 
 def _largest(weights: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp], NDArray[np.float32]]:

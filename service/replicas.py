@@ -2,7 +2,8 @@
 
 `encoder` builds a model's application from plain settings, for `serve run` and `serve deploy`, for
 `attencode serve --ray` and for `attencode deploy` alike. This module is imported inside Ray's processes.
-May import: artifact, batching, config, device, ending, integrity, runner, scaling, session, placement, ray, pydantic.
+May import: artifact, batching, config, decoder, device, ending, integrity, runner, scaling, session, placement, ray,
+pydantic.
 """
 
 import socket
@@ -24,6 +25,7 @@ from ray.serve.handle import DeploymentHandle
 from service.artifact import ARTIFACT_FILE, Artifact, open_artifact
 from service.batching import Batch
 from service.config import read_replicas
+from service.decoder import TARGET_TOKENIZER
 from service.device import Device
 from service.ending import end_now
 from service.integrity import Integrity
@@ -101,6 +103,7 @@ class Description:
         identity: Of the replica that tells.
         artifact: The bytes of `artifact.json`.
         tokenizer: The bytes of `tokenizer.json`.
+        target_tokenizer: Those of the decoder's own; None where there is none.
         placement: Where the model runs.
         threads: Threads that one batch has.
         streams: Batches that run side by side.
@@ -114,6 +117,7 @@ class Description:
     threads: int
     streams: int
     settings: EncoderSettings
+    target_tokenizer: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,8 @@ class EncoderReplica:
 
     async def describe(self) -> Description:
         """Give what a gateway needs to serve this artifact."""
-        folder = self._artifact.folder
+        folder, decoder = self._artifact.folder, self._artifact.decoder
+        own = decoder is not None and decoder.tokenizer == TARGET_TOKENIZER
         return Description(
             self._identity,
             (folder / ARTIFACT_FILE).read_bytes(),
@@ -220,6 +225,7 @@ class EncoderReplica:
             max(1, self._cores // self._streams),
             self._streams,
             self._settings,
+            (folder / TARGET_TOKENIZER).read_bytes() if own else None,
         )
 
     async def check_health(self) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.attention import Attention, Axis, QueryKeyVectors
+from service.attention import EVERYTHING, Attention, Axis, QueryKeyVectors
 
 Truncation = Literal["right", "left", "off"]
 Pooling = Literal["cls", "mean", "max", "last", "sentence"]
@@ -76,8 +76,7 @@ class Outputs:
     @property
     def places(self) -> int:
         """How many tokens and spans are named of each input."""
-        asked = () if self.attention is None else (self.attention.queries, self.attention.keys)
-        return sum(len(places.tokens) + len(places.spans) for places in asked)
+        return 0 if self.attention is None else self.attention.places
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,27 @@ class EncodeRequest(TokenizeRequest):
     """Inputs to encode, and what of them is wanted."""
 
     outputs: Outputs = Outputs(pooled=Pooled())
+
+
+@dataclass(frozen=True, slots=True)
+class AlignRequest:
+    """Pairs of a source and a target, and what of the target's attention to its source is wanted.
+
+    Attributes:
+        pairs: Source and target of each; at least one.
+        model: Name of a served model; empty for the first.
+        truncation: What happens to a source or a target longer than the model takes.
+        prompt_name: Of the sources; None for the model's default, empty for none.
+        attention: Layers and heads are the decoder's, queries the target's tokens, keys the source's.
+        data_type: Element type of all tensors.
+    """
+
+    pairs: tuple[tuple[Input, Input], ...]
+    model: str = ""
+    truncation: Truncation = "right"
+    prompt_name: str | None = None
+    attention: Attention = EVERYTHING
+    data_type: DataType = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +227,60 @@ class TokenizeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PairResult:
+    """What is known of one pair.
+
+    Attributes:
+        source: The source's tokens, without tensors.
+        target: The target's.
+        attention: (layers, heads, target, source) without the axes that were reduced; source is top_k long if that was
+            asked for.
+        attention_keys: Which place of the source's axis each weight has, int32 of the same shape; with top_k.
+        query_axis: What the places of the target's axis stand for; None where place i is token i.
+        key_axis: The same of the source's axis.
+    """
+
+    source: InputResult
+    target: InputResult
+    attention: NDArray[np.floating] | None
+    attention_keys: NDArray[np.int32] | None = None
+    query_axis: Axis | None = None
+    key_axis: Axis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlignResult:
+    """The answer to one request of pairs.
+
+    Attributes:
+        results: One for each pair.
+        timings: Where the time went.
+        model: Name of the model that answered.
+        model_digest: Its artifact's digest.
+    """
+
+    results: list[PairResult]
+    timings: Timings = field(default_factory=Timings)
+    model: str = ""
+    model_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderInfo:
+    """A model's decoder, whose cross-attention can be asked for.
+
+    Attributes:
+        num_layers: Its layers.
+        num_heads: Heads of each.
+        max_tokens: Longest target in tokens, special tokens included.
+    """
+
+    num_layers: int
+    num_heads: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """One place where batches run.
 
@@ -255,3 +329,4 @@ class ModelInfo:
     replicas: list[ReplicaInfo]
     max_answer_bytes: int
     max_request_bytes: int
+    decoder: DecoderInfo | None = None

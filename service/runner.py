@@ -275,7 +275,7 @@ class LocalRunner:
     ) -> BatchResult:
         """Run a batch on the next free thread; a short one that is alone right here, without any hand-over."""
         alone = alone and self._threads.idle
-        if alone and not batch.state_rows.size and batch.input_ids.size <= _INLINE_TOKENS:
+        if alone and not batch.state_rows.size and not batch.looks and batch.input_ids.size <= _INLINE_TOKENS:
             return self._threads.run_here(self._session, batch)
         return await self._threads.run(self._session, batch, alone=alone)
 

@@ -46,6 +46,12 @@ class Scrape:
 class _Handler(WSGIRequestHandler):
     """Reads a request and logs nothing."""
 
+    server: "_Server"
+
+    def parse_request(self) -> bool:
+        """Read the request; one that was ended in the middle looks like a whole one and is not worth a page."""
+        return super().parse_request() and self.server.holds(self.connection)
+
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
 
@@ -69,6 +75,11 @@ class _Server(ThreadingMixIn, WSGIServer):
                 del self._open[next(iter(self._open))]
             self._open[request] = time.monotonic()
         super().process_request(request, client_address)
+
+    def holds(self, request: socket.socket) -> bool:
+        """Say whether a connection is still to be answered."""
+        with self._lock:
+            return request in self._open
 
     def service_actions(self) -> None:
         """End what takes too long; called twice a second."""

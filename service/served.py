@@ -2,8 +2,8 @@
 
 A name's model may be replaced by a newer version while the server runs: whoever looks it up gets the present
 one, and what the old one still holds ends there or begins anew.
-May import: artifact, admission, tokenization, engine, outputs, runner, placement, batching, config, request, metrics,
-errors.
+May import: artifact, admission, tokenization, engine, outputs, pairing, runner, placement, batching, config, request,
+metrics, errors.
 """
 
 import asyncio
@@ -20,8 +20,9 @@ from service.config import ServiceConfig
 from service.engine import Engine
 from service.errors import InvalidRequest, Lost
 from service.outputs import Selection, select
+from service.pairing import Pairing
 from service.placement import Placement
-from service.request import ModelInfo, Outputs
+from service.request import DecoderInfo, ModelInfo, Outputs
 from service.runner import Runner
 from service.tokenization import TextTokenizer
 
@@ -59,6 +60,7 @@ class ServedModel:
         self.placement = placement
         self.runner = runner
         self.tokenizer = TextTokenizer(artifact)
+        self.pairing = Pairing(artifact, self.tokenizer) if artifact.decoder else None
         self._select = lru_cache(maxsize=256)(partial(select, artifact=artifact))  # callers repeat themselves
         limits = BatchLimits(
             max_batch_tokens=_max_batch_tokens(config, placement, threads),
@@ -75,7 +77,7 @@ class ServedModel:
             pad_token_id=artifact.pad_token_id,
             queue=QueueLimits(config.max_queue_size, config.max_queue_tokens),
         )
-        self._info = _model_info(config, name, artifact, placement)
+        self._info = replace(_model_info(config, name, artifact, placement), decoder=_decoder_info(self.pairing))
 
     def select(self, outputs: Outputs) -> Selection:
         """Resolve what a request asks for.
@@ -194,6 +196,12 @@ def _model_info(config: ServiceConfig, name: str, artifact: Artifact, placement:
         max_answer_bytes=config.max_answer_bytes,
         max_request_bytes=config.max_request_bytes,
     )
+
+
+def _decoder_info(pairing: Pairing | None) -> DecoderInfo | None:
+    if pairing is None:
+        return None
+    return DecoderInfo(pairing.decoder.num_layers, pairing.decoder.num_heads, pairing.max_tokens)
 
 
 def _max_batch_tokens(config: ServiceConfig, placement: Placement, threads: int) -> int:

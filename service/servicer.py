@@ -1,8 +1,8 @@
 """Servicer: the RPC methods. The only place where an error becomes a status.
 
 Messages come in and go out as bytes: what cannot be parsed is the caller's fault and is told so.
-May import: pb (through codec), access, admission, callers, calls, codec, chunks, encoding, intake, served, stream,
-metrics, tracing, request, errors, grpc.
+May import: pb (through codec), access, admission, aligning, callers, calls, codec, codec_align, codec_model, chunks,
+encoding, intake, served, stream, metrics, tracing, request, errors, grpc.
 """
 
 import asyncio
@@ -18,10 +18,13 @@ from google.protobuf.message import Message
 from service import codec, metrics
 from service.access import Access, Session
 from service.admission import Door, WorkLimits
+from service.aligning import Aligning
 from service.callers import Caller
 from service.calls import abort, bare, check_metadata, counted, deadline_s, turned_away, veiled
 from service.chunks import CHUNK_BYTES, StreamAnswer, cut
-from service.encoding import Call, Encoding, RequestLimits
+from service.codec_align import decode_align_request, encode_align_result
+from service.codec_model import encode_model_info
+from service.encoding import Call, Encoding, Request, RequestLimits
 from service.errors import (
     AnswerTooLarge,
     AttencodeError,
@@ -31,7 +34,7 @@ from service.errors import (
 )
 from service.intake import Intake, Place
 from service.pb import encoder_pb2 as pb
-from service.request import EncodeRequest, EncodeResult
+from service.request import AlignResult, EncodeRequest, EncodeResult
 from service.served import Models
 from service.stream import ByteBudget, ServerBudget, Share, in_order
 from service.tracing import Tracing
@@ -64,6 +67,7 @@ class EncoderServicer:
         self._limits = limits
         self._intake = Intake(Door(work), limits.max_request_bytes, limits.max_deadline_s)
         self._encoding = Encoding(models, limits)
+        self._aligning = Aligning(models, self._encoding, limits)
         self._unsent = ServerBudget(limits.max_answer_bytes, CHUNK_BYTES, tiny_bytes=_TINY_ANSWER_BYTES)
         metrics.watch_unsent(lambda: self._unsent.held, limits.max_answer_bytes)
 
@@ -73,6 +77,7 @@ class EncoderServicer:
         unary, stream = grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         methods = {
             "Encode": unary(self._unary("Encode", self._encode)),
+            "Align": unary(self._unary("Align", self._align)),
             "Tokenize": unary(self._unary("Tokenize", self._tokenize)),
             "GetModel": unary(self._unary("GetModel", self._get_model)),
             "EncodeStream": stream(self._stream),
@@ -105,15 +110,30 @@ class EncoderServicer:
         started = time.monotonic()
         request = self._read(codec.parse(pb.EncodeRequest, data))
         del data
-        most = self._limits.max_message_bytes
-        share = Share(ByteBudget(most), self._unsent, copies=_UNARY_COPIES)
-        context.add_done_callback(lambda _context: share.give_back())  # sent, or the caller is gone
 
         def finish(result: EncodeResult) -> bytes:
             return self._serialize(codec.encode_encode_result(result), fits_stream=True)
 
-        call = Call(request, caller, place, share, most, deadline_s(context), started)
-        return await self._encoding.encode(call, finish)
+        return await self._encoding.encode(self._call(request, context, caller, place, started), finish)
+
+    async def _align(self, data: bytes, context: Context, caller: Caller, place: Place) -> bytes:
+        started = time.monotonic()
+        message = codec.parse(pb.AlignRequest, data)
+        self._encoding.check_inputs(len(message.pairs), "pairs")
+        request = decode_align_request(message)
+        del data, message
+
+        def finish(result: AlignResult) -> bytes:
+            return self._serialize(encode_align_result(result))
+
+        return await self._aligning.align(self._call(request, context, caller, place, started), finish)
+
+    def _call(self, request: Request, context: Context, caller: Caller, place: Place, started: float) -> Call[Request]:
+        """Begin a request whose answer is one message."""
+        most = self._limits.max_message_bytes
+        share = Share(ByteBudget(most), self._unsent, copies=_UNARY_COPIES)
+        context.add_done_callback(lambda _context: share.give_back())  # sent, or the caller is gone
+        return Call(request, caller, place, share, most, deadline_s(context), started)
 
     async def _tokenize(self, data: bytes, context: Context, _caller: Caller, place: Place) -> bytes:
         asked = codec.parse(pb.TokenizeRequest, data)
@@ -131,7 +151,7 @@ class EncoderServicer:
     async def _get_model(self, data: bytes, _context: Context, _caller: Caller, _place: Place) -> bytes:
         request = codec.parse(pb.GetModelRequest, data)
         info = self._models.find(request.model).info(self._models.names)
-        return self._serialize(codec.encode_model_info(info))
+        return self._serialize(encode_model_info(info))
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await veiled("EncodeStream", context, self._encode_stream(requests, context))

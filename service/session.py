@@ -1,7 +1,7 @@
 """Session: an artifact on an execution provider. Arrays in, arrays out.
 
 ONNX Runtime is the one runtime; what differs is the provider. There is no silent fallback from one to another.
-May import: artifact, batching, placement, reduce, openvino, cuda, errors, onnxruntime, numpy.
+May import: artifact, batching, cross, placement, reduce, openvino, cuda, errors, onnxruntime, numpy.
 """
 
 import logging
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from service import cuda, openvino
 from service.artifact import WEIGHTS_FILE, Artifact
 from service.batching import HIDDEN_STATES, Batch
+from service.cross import padded_targets, runs
 from service.errors import ProviderError
 from service.placement import Placement
-from service.reduce import Reducer
+from service.reduce import Look, Reducer
 
 _LOG = logging.getLogger(__name__)
 
-Graph = Literal["encode", "long", "attention"]
+Graph = Literal["encode", "long", "attention", "decoder"]
 
 _WARM_UP_LENGTHS = (16, 32, 64, 128)  # on the ladder of padded lengths
 _WARM_UP_TOKENS = 256
@@ -81,7 +82,7 @@ class Session:
         """
         if graph != "long":
             self._loaded(graph, 1)
-        if graph != "attention":
+        if graph in ("encode", "long"):
             self._loaded(graph, self.streams)
 
     def warm_up(self) -> None:
@@ -122,7 +123,8 @@ class Session:
             alone: Whether no other batch runs beside it.
 
         Returns:
-            The batch's outputs by name, and `hidden_states`, which `look` takes, float32, padding included.
+            The batch's outputs by name, and `hidden_states`, which `look` takes, or `last_hidden_state`, which `align`
+            takes, float32, padding included.
         """
         graph = self.artifact.graph_for(batch.input_ids.shape[1])
         streams = 1 if alone and graph == "encode" else self.streams  # a long text leaves room for those that come
@@ -130,8 +132,10 @@ class Session:
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         states = {name for name in batch.outputs if name.startswith(HIDDEN_STATES)}
         names = [name for name in batch.outputs if name not in states]
-        if states or batch.looks:
+        if states or batch.state_rows.size:
             names.append("hidden_states")
+        if padded_targets(batch.looks) and "last_hidden_state" not in names:
+            names.append("last_hidden_state")
         arrays = dict(zip(names, session.run(names, feeds), strict=True))
         for name in states:  # copies, so that an answer does not keep all layers in memory
             arrays[name] = arrays["hidden_states"][int(name.removeprefix(HIDDEN_STATES))].copy()
@@ -150,14 +154,15 @@ class Session:
         Returns:
             Row -> arrays by the names of `InputResult`.
         """
-        reducers = {row: Reducer(look) for row, look in enumerate(batch.looks) if look is not None}
+        looks = {row: look for row, look in enumerate(batch.looks) if isinstance(look, Look)}
+        reducers = {row: Reducer(look) for row, look in looks.items()}
         session = self._loaded("attention", 1 if alone else self.streams)
         places = {int(row): place for place, row in enumerate(batch.state_rows)}
-        for layer in _layers(batch):
+        for layer in sorted({layer for look in looks.values() for layer in look.layers}):
             weights = self._weights(layer)
             for row, reducer in reducers.items():
-                look = batch.looks[row]
-                if look is None or layer not in look.layers:
+                look = looks[row]
+                if layer not in look.layers:
                     continue
                 states = hidden_states[layer, places[row], None, : look.length]
                 feeds = {"hidden_state": states, "attention_mask": np.ones((1, look.length), np.int64)}
@@ -165,6 +170,27 @@ class Session:
                 outputs = dict(zip(names, session.run(names, {**feeds, **weights}), strict=True))
                 reducer.add(layer, {name: array[0] for name, array in outputs.items()})
         return {row: reducer.arrays() for row, reducer in reducers.items()}
+
+    def align(
+        self, batch: Batch, last_hidden_state: NDArray[np.float32], *, alone: bool = False
+    ) -> dict[int, Mapping[str, NDArray[Any]]]:
+        """Compute the cross-attention that is wanted of a batch's targets to its rows.
+
+        Args:
+            batch: The batch.
+            last_hidden_state: What `run` gave for it: (batch, seq, hidden).
+            alone: Whether no other batch runs beside it.
+
+        Returns:
+            Row -> arrays by the names of `InputResult`.
+        """
+        decoder = self.artifact.decoder
+        assert decoder is not None, "a target came to a model that has no decoder"
+        session = self._loaded("decoder", 1 if alone else self.streams)
+        found: dict[int, Mapping[str, NDArray[Any]]] = {}
+        for part in runs(batch.looks, layers=decoder.num_layers, heads=decoder.num_heads):
+            found |= part.reduced(session.run(part.outputs, part.feeds(last_hidden_state, batch.attention_mask)))
+        return found
 
     def _weights(self, layer: int) -> Mapping[str, NDArray[np.float32]]:
         """Map a layer's own weights from the artifact."""
@@ -194,7 +220,7 @@ class Session:
         options.intra_op_num_threads = max(1, self._threads // streams)
         path = str(self.artifact.folder / f"{graph}.onnx")
         provider = self.placement.provider
-        if graph == "attention":  # short runs, in between others
+        if graph in ("attention", "decoder"):  # short runs, in between others
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if graph == "long":  # rare runs of a gigabyte, which is given back after each
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
@@ -208,8 +234,3 @@ class Session:
             raise
         except Exception as error:  # ONNX Runtime raises a kind of its own for each status
             raise ProviderError(f"{provider} cannot load {path}: {error}") from error
-
-
-def _layers(batch: Batch) -> list[int]:
-    """List the layers that some row's attention is wanted of."""
-    return sorted({layer for look in batch.looks if look is not None for layer in look.layers})

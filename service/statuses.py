@@ -21,6 +21,9 @@ from service.errors import (
     Unavailable,
 )
 
+STATUS_LOST = "Internal error from Core"
+"""What gRPC's asyncio client says, as INTERNAL, where a server ends a stream that is written to: the status is lost."""
+
 # gRPC's own words. Those of a limit that this side has set begin with "CLIENT:" and stay as they are.
 _REQUEST_TOO_LARGE = re.compile(r"^(?:SERVER: )?Received message larger than max \((\d{1,18}) vs\. (\d{1,18})\)")
 _UNRESOLVED = re.compile(r"errors resolving|resolution failed")
@@ -83,6 +86,10 @@ class Callee:
             return RequestTooLarge(int(found[1]), int(found[2]))
         if code == grpc.StatusCode.UNAVAILABLE:
             return Unavailable(self._unavailable(message))
+        if code == grpc.StatusCode.INTERNAL and message == STATUS_LOST:
+            return Unavailable(
+                "the server ended the call while more was being sent to it, and gRPC lost its reason; ask again"
+            )
         if code == grpc.StatusCode.INVALID_ARGUMENT and _trailing(error, "attencode-fits-stream"):
             return AnswerTooLarge(message, fits_stream=True)
         delay_s, reason = _seconds(_trailing(error, "attencode-retry-delay-seconds")), _trailing(error, REASON)

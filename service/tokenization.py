@@ -3,19 +3,20 @@
 The tokenizer is Hugging Face's `tokenizers`, run without truncation and padding: which tokens stay is
 decided here, so that the original length is known and special tokens are kept whatever the family's
 template. No I/O after construction; calls release the interpreter lock and may run on any thread.
-May import: artifact, tokenizer_file, request, errors, tokenizers, numpy.
+May import: artifact, decoder, tokenizer_file, request, errors, tokenizers, numpy.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
+from tokenizers import Encoding, Tokenizer
 
 from service.artifact import Artifact
+from service.decoder import TARGET_TOKENIZER
 from service.errors import InvalidRequest
 from service.request import TextInput, TokenIdsInput, TokenizeRequest, Tokens, Truncation
 from service.tokenizer_file import is_failure, load_tokenizer
@@ -52,13 +53,13 @@ class Sequence:
 class TextTokenizer:
     """One artifact's tokenizer with its length policy and prompts."""
 
-    def __init__(self, artifact: Artifact) -> None:
-        """Load `tokenizer.json`.
+    def __init__(self, artifact: Artifact, tokenizer: Tokenizer | None = None) -> None:
+        """Load `tokenizer.json`, or take a tokenizer that is loaded.
 
         Raises:
             ArtifactError: It cannot be loaded.
         """
-        self._tokenizer = load_tokenizer(artifact.folder)
+        self._tokenizer = tokenizer or load_tokenizer(artifact.folder)
         self._artifact = artifact
         # What the template puts around one text: the special tokens before and after nothing.
         template = self._tokenizer.encode("x")
@@ -70,6 +71,31 @@ class TextTokenizer:
             token for token, owner in zip(pair.ids, pair.sequence_ids, strict=True) if owner is None
         } | set(self._prefix)
         self._suffix = template.ids[len(special) - special[::-1].index(False) :] if False in special else []
+
+    def for_targets(self) -> "TextTokenizer":
+        """Give the tokenizer of what the artifact's decoder is given; the same one where it has none of its own.
+
+        Raises:
+            ArtifactError: It cannot be loaded.
+        """
+        decoder = self._artifact.decoder
+        assert decoder is not None, "targets are for models with a decoder"
+        described = replace(
+            self._artifact,
+            vocab_size=decoder.vocab_size,
+            type_vocab_size=0,
+            pad_token_id=decoder.pad_token_id,
+            max_tokens=decoder.max_tokens or self._artifact.max_tokens,
+            prompts={},
+            default_prompt_name=None,
+        )
+        own = decoder.tokenizer == TARGET_TOKENIZER
+        return TextTokenizer(described, load_tokenizer(described.folder, TARGET_TOKENIZER) if own else self._tokenizer)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence in tokens, special tokens included."""
+        return self._artifact.max_tokens
 
     def tokenize(self, request: TokenizeRequest, *, describe: bool) -> list[Sequence]:
         """Tokenize a request's inputs, in their order.

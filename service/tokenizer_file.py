@@ -33,13 +33,17 @@ _TABLE = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _TABLE_SIZE_BYTES = 4  # before it, little-endian (sentencepiece, normalizer.cc, DecodePrecompiledCharsMap)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path, name: str = _FILE) -> Tokenizer:
     """Load a folder's tokenizer, without the truncation and padding that may be saved in it.
+
+    Args:
+        folder: The artifact's.
+        name: Of the file; a decoder may have one of its own.
 
     Raises:
         ArtifactError: It cannot be loaded, or would cost more than any that an export writes.
     """
-    path, content = folder / _FILE, read_file(folder, _FILE, _MOST_BYTES)
+    path, content = folder / name, read_file(folder, name, _MOST_BYTES)
     if fault := _fault_before(content):
         raise ArtifactError(f"{path} {fault}; export the model again yourself")
     try:

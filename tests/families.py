@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModel, PreTrainedTokenizerFast, T5EncoderModel
+from transformers import AutoModel, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast, T5EncoderModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 _BERT_LIKE = {
@@ -30,7 +30,29 @@ _DISTILBERT = {
     "max_position_embeddings": 80,
 }
 _MPNET = {key: value for key, value in _OFFSET.items() if key != "type_vocab_size"}
-_T5 = {"vocab_size": 60, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+_T5 = {
+    "vocab_size": 60,
+    "d_model": 24,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 3,
+    "decoder_start_token_id": 0,
+}
+_BART = {
+    "vocab_size": 60,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "encoder_ffn_dim": 40,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 36,
+    "max_position_embeddings": 80,
+}
+_MARIAN = {**_BART, "pad_token_id": 7, "decoder_start_token_id": 7, "activation_function": "swish"}
+_OWN_TABLES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 50}
 _ALBERT = {**_BERT_LIKE, "embedding_size": 16}
 _ROTARY = {**_BERT_LIKE, "pad_token_id": 0}
 _MODERNBERT = {
@@ -201,17 +223,28 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mt5": ("mt5", {**_T5, "feed_forward_proj": "gated-gelu"}),
     "mt5, gated silu": ("mt5", {**_T5, "feed_forward_proj": "gated-silu", "num_layers": 1}),
     "mt5, plain": ("mt5", {**_T5, "feed_forward_proj": "relu"}),
+    "bart": ("bart", _BART),
+    "bart, scaled, relu": ("bart", {**_BART, "scale_embedding": True, "activation_function": "relu"}),
+    "bart, one layer, one head": ("bart", {**_BART, "encoder_layers": 1, "encoder_attention_heads": 1}),
+    "mbart": ("mbart", _BART),
+    "mbart, scaled": ("mbart", {**_BART, "scale_embedding": True}),
+    "mbart, relu, four heads": ("mbart", {**_BART, "activation_function": "relu", "encoder_attention_heads": 4}),
+    "marian": ("marian", {**_MARIAN, "scale_embedding": True}),
+    "marian, plain, odd width": ("marian", {**_MARIAN, "d_model": 27, "decoder_attention_heads": 3}),
+    "marian, two tables": ("marian", {**_MARIAN, **_OWN_TABLES, "scale_embedding": True}),
 }
 
 
-def make_model(name: str) -> Any:
-    """Make a case's model with random weights large enough that differences show."""
+def make_model(name: str, *, whole: bool = False) -> Any:
+    """Make a case's model with random weights so large that differences show; `whole` with T5's decoder, and heads."""
     family, settings = CASES[name]
     settings = {key: value for key, value in settings.items() if key != "published"}
     config = CONFIG_MAPPING[{"new": "gte"}.get(family, family)](**settings)
     config._attn_implementation = "eager"
     torch.manual_seed(11)
-    if family in ("t5", "mt5"):
+    if whole:
+        model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
+    elif family in ("t5", "mt5"):
         from transformers import MT5EncoderModel
 
         model = (MT5EncoderModel if family == "mt5" else T5EncoderModel)(config)
@@ -225,11 +258,11 @@ def make_model(name: str) -> Any:
     return model.eval()
 
 
-def save(name: str, folder: Path) -> Any:
+def save(name: str, folder: Path, *, whole: bool = False) -> Any:
     """Save a case's checkpoint with a small tokenizer that fits it; gives the model."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    model = make_model(name)
+    model = make_model(name, whole=whole)
     model.save_pretrained(folder)
     if published := CASES[name][1].get("published"):
         (folder / "config.json").write_text(json.dumps(published), "utf-8")
@@ -240,13 +273,14 @@ def save(name: str, folder: Path) -> Any:
     words.insert(pad, "<pad>")
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    t5 = CASES[name][0] in ("t5", "mt5")
+    t5 = CASES[name][0] in ("t5", "mt5", "marian")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>" if t5 else "<s> $A </s>",
         pair="$A </s> $B </s>" if t5 else "<s> $A </s> $B </s>",
         special_tokens=[(word, words.index(word)) for word in ("<s>", "</s>")],
     )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials).save_pretrained(folder)
+    language = {"tgt_lang": "the"} if CASES[name][0] == "mbart" else {}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **specials, **language).save_pretrained(folder)
     return model
 
 
@@ -263,9 +297,18 @@ def padded_batch(model: Any, lengths: tuple[int, ...], *, left: bool = False) ->
 
 
 def oracle(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
-    """Give transformers' own answer, with all hidden states and attentions."""
+    """Give transformers' own answer, with all hidden states and attentions; an encoder-decoder's encoder's."""
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     with torch.inference_mode():
-        return model(input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
+        return encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True, output_attentions=True)
+
+
+def targets(model: Any, lengths: tuple[int, ...]) -> torch.Tensor:
+    """Make random labels, (batch, target) int64, padded on the right with -100, which transformers does not read."""
+    size = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
+    draw = torch.Generator().manual_seed(sum(lengths) + 1)
+    labels = torch.randint(0, size, (len(lengths), max(lengths)), generator=draw)
+    return labels.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], -100)
 
 
 def run_graphs(artifact: Path, fed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:

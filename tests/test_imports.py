@@ -14,7 +14,8 @@ ALLOWED = {
     "errors": set(),
     "confined": {"errors"},
     "graph_file": {"errors"},
-    "artifact": {"confined", "graph_file", "errors"},
+    "decoder": {"graph_file", "errors"},
+    "artifact": {"confined", "decoder", "graph_file", "errors"},
     "config": {"errors"},
     "small_files": set(),
     "following": {"metrics"},
@@ -34,19 +35,20 @@ ALLOWED = {
     "tracing": {"errors"},
     "logs": {"tracing"},
     "tokenizer_file": {"confined", "errors"},
-    "tokenization": {"artifact", "tokenizer_file", "request", "errors"},
+    "tokenization": {"artifact", "decoder", "tokenizer_file", "request", "errors"},
     "spans": {"attention", "request", "errors"},
     "reduce": {"attention", "request", "spans", "errors"},
-    "batching": {"callers", "reduce", "tokenization"},
+    "cross": {"reduce"},
+    "batching": {"callers", "cross", "tokenization"},
     "admission": {"batching", "callers", "errors"},
     "outputs": {"artifact", "attention", "batching", "reduce", "request", "spans", "tokenization", "errors"},
     "openvino": {"errors"},
     "cuda": {"artifact", "errors"},
     "placement": {"openvino", "cuda", "artifact", "errors"},
-    "session": {"artifact", "batching", "placement", "reduce", "openvino", "cuda", "errors"},
+    "session": {"artifact", "batching", "cross", "placement", "reduce", "openvino", "cuda", "errors"},
     "causes": set(),
     "finite": {"batching"},
-    "inference": {"batching", "causes", "finite", "session"},
+    "inference": {"batching", "causes", "cross", "finite", "reduce", "session"},
     "watchdog": set(),
     "device": {"causes"},
     "ending": {"logs", "errors"},
@@ -59,6 +61,7 @@ ALLOWED = {
             "batching",
             "callers",
             "causes",
+            "cross",
             "errors",
             "inference",
             "metrics",
@@ -72,12 +75,16 @@ ALLOWED = {
     "request": {"attention"},
     "values": {"errors"},
     "plain": {"attention", "request", "values", "errors"},
+    "plain_align": {"attention", "plain", "request", "values", "errors"},
     "codec_enums": {"pb", "attention", "request", "errors"},
     "codec_outputs": {"pb", "codec_enums", "attention", "request", "values", "errors"},
     "codec": {"pb", "codec_enums", "codec_outputs", "attention", "request", "values", "errors"},
+    "codec_model": {"pb", "codec_enums", "request", "values"},
+    "codec_align": {"pb", "codec", "codec_enums", "codec_outputs", "attention", "request", "values", "errors"},
+    "pairing": {"artifact", "attention", "cross", "outputs", "reduce", "request", "spans", "tokenization", "errors"},
     "served": {
-        *("admission", "artifact", "batching", "config", "engine", "errors", "metrics", "outputs", "placement"),
-        *("request", "runner", "tokenization"),
+        *("admission", "artifact", "batching", "config", "engine", "errors", "metrics", "outputs", "pairing"),
+        *("placement", "request", "runner", "tokenization"),
     },
     "chunks": {"pb", "codec", "codec_enums", "request", "errors"},
     "stream": {"errors"},
@@ -99,15 +106,19 @@ ALLOWED = {
         ),
         *("tokenization", "tracing"),
     },
+    "aligning": {"attention", "cross", "encoding", "errors", "metrics", "pairing", "request", "served"},
     "calls": {"metrics", "errors"},
     "servicer": {
         *(
             "access",
             "admission",
+            "aligning",
             "callers",
             "calls",
             "chunks",
             "codec",
+            "codec_align",
+            "codec_model",
             "encoding",
             "errors",
             "intake",
@@ -127,6 +138,7 @@ ALLOWED = {
             "artifact",
             "batching",
             "config",
+            "decoder",
             "device",
             "ending",
             "integrity",
@@ -137,7 +149,19 @@ ALLOWED = {
         ),
     },
     "fleet": {
-        *("artifact", "batching", "busy", "config", "errors", "inference", "metrics", "replicas", "request", "runner"),
+        *(
+            "artifact",
+            "batching",
+            "busy",
+            "config",
+            "decoder",
+            "errors",
+            "inference",
+            "metrics",
+            "replicas",
+            "request",
+            "runner",
+        ),
         "served",
     },
     "cluster": {"artifact", "config", "errors", "fleet", "placement", "replicas", "served", "supervision"},
@@ -152,19 +176,28 @@ ALLOWED = {
     "cli_encode": {"bulk", "bulk_files", "cli_client", "errors"},
     "view": {"destination", "values", "errors"},
     "pages": {"view"},
-    "attended": {"attention", "request", "errors", "pages", "values", "view"},
-    "answers": {"pb", "attended", "chunks", "codec", "resumption", "statuses", "request", "errors"},
+    "matrix": {"attention", "request", "values", "errors", "view"},
+    "attended": {"attention", "matrix", "request", "errors", "pages", "view"},
+    "aligned": {"attention", "matrix", "request", "values", "errors", "view"},
+    "answers": {
+        *("pb", "aligned", "attended", "chunks", "codec", "codec_align", "resumption", "statuses", "request"),
+        "errors",
+    },
     "client": {
         *(
             "pb",
+            "aligned",
             "answers",
             "codec",
+            "codec_align",
+            "codec_model",
             "chunks",
             "credentials",
             "resumption",
             "attended",
             "attention",
             "plain",
+            "plain_align",
             "request",
             "statuses",
         ),
@@ -173,12 +206,13 @@ ALLOWED = {
     "cli_print": set(),
     "cli_client": {"client", "credentials", "small_files", "errors"},
     "cli_keys": {"keys"},
+    "cli_families": {"cli_print"},
     "cli_attend": {"attention", "cli_client", "cli_print", "errors"},
     "cli_health": {"cli_client", "credentials", "statuses", "errors"},
     "cli_view": {"attention", "cli_attend", "cli_client", "cli_print", "view", "errors"},
 }
-PB_IMPORTERS = {"answers", "chunks", "resumption", "codec", "codec_enums", "codec_outputs"} | {
-    *("servicer", "server", "client")
+PB_IMPORTERS = {"answers", "chunks", "resumption", "codec", "codec_align", "codec_enums", "codec_model"} | {
+    *("codec_outputs", "servicer", "server", "client")
 }
 
 
@@ -216,7 +250,7 @@ def test_imports_point_downward() -> None:
 
 
 def test_the_two_halves_do_not_meet() -> None:
-    """The model never imports the service; the service reaches the model in the export command alone."""
+    """The model never imports the service; the service reaches it in the commands export and families alone."""
     for path in (ROOT / "model").glob("*.py"):
         assert not {name for name in imports_of(path) if name.split(".")[0] == "service"}, path
     for path in (ROOT / "service").glob("*.py"):
@@ -224,8 +258,8 @@ def test_the_two_halves_do_not_meet() -> None:
         tensors = {"torch", "torch.from_numpy"} if path.stem == "attended" else set()  # given to who asks for them
         assert bridges <= tensors or path.stem == "cli", f"{path} imports {bridges}"
     tree = ast.parse((ROOT / "service/cli.py").read_text())
-    export = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_export")
-    inside = {node.module for node in ast.walk(export) if isinstance(node, ast.ImportFrom)}
+    bridging = [node for node in tree.body if getattr(node, "name", "") in ("_export", "_families")]
+    inside = {node.module for part in bridging for node in ast.walk(part) if isinstance(node, ast.ImportFrom)}
     everywhere = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name for name in everywhere if name and name.startswith("model")} <= inside
 

@@ -343,6 +343,58 @@ class Error(_message.Message):
     retry_delay_seconds: float
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
 
+class AlignRequest(_message.Message):
+    __slots__ = ("model", "pairs", "truncation", "prompt_name", "attention", "data_type")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    pairs: _containers.RepeatedCompositeFieldContainer[SourceTarget]
+    truncation: Truncation
+    prompt_name: str
+    attention: AttentionOptions
+    data_type: DataType
+    def __init__(self, model: _Optional[str] = ..., pairs: _Optional[_Iterable[_Union[SourceTarget, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., prompt_name: _Optional[str] = ..., attention: _Optional[_Union[AttentionOptions, _Mapping]] = ..., data_type: _Optional[_Union[DataType, str]] = ...) -> None: ...
+
+class SourceTarget(_message.Message):
+    __slots__ = ("source", "target")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    source: Input
+    target: Input
+    def __init__(self, source: _Optional[_Union[Input, _Mapping]] = ..., target: _Optional[_Union[Input, _Mapping]] = ...) -> None: ...
+
+class AlignResponse(_message.Message):
+    __slots__ = ("results", "timings", "model", "model_digest")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AlignResult]
+    timings: Timings
+    model: str
+    model_digest: str
+    def __init__(self, results: _Optional[_Iterable[_Union[AlignResult, _Mapping]]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class AlignResult(_message.Message):
+    __slots__ = ("source", "target", "attention", "attention_keys", "query_axis", "key_axis")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_KEYS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_AXIS_FIELD_NUMBER: _ClassVar[int]
+    KEY_AXIS_FIELD_NUMBER: _ClassVar[int]
+    source: InputResult
+    target: InputResult
+    attention: Tensor
+    attention_keys: Tensor
+    query_axis: Axis
+    key_axis: Axis
+    def __init__(self, source: _Optional[_Union[InputResult, _Mapping]] = ..., target: _Optional[_Union[InputResult, _Mapping]] = ..., attention: _Optional[_Union[Tensor, _Mapping]] = ..., attention_keys: _Optional[_Union[Tensor, _Mapping]] = ..., query_axis: _Optional[_Union[Axis, _Mapping]] = ..., key_axis: _Optional[_Union[Axis, _Mapping]] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "inputs", "truncation", "prompt_name")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +424,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models", "pooled_size", "replicas", "max_answer_bytes", "max_request_bytes")
+    __slots__ = ("model", "model_digest", "model_id", "revision", "family", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_parameters", "max_tokens", "default_pooling", "default_normalize", "default_prompt_name", "prompts", "provider", "precision", "provider_reason", "max_inputs", "max_message_bytes", "server_version", "models", "pooled_size", "replicas", "max_answer_bytes", "max_request_bytes", "decoder")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +458,7 @@ class GetModelResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     MAX_ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODER_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
     model_id: str
@@ -432,7 +485,18 @@ class GetModelResponse(_message.Message):
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     max_answer_bytes: int
     max_request_bytes: int
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., pooled_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., max_answer_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
+    decoder: Decoder
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., hidden_size: _Optional[int] = ..., num_hidden_layers: _Optional[int] = ..., num_attention_heads: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_parameters: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_pooling: _Optional[_Union[Pooling, str]] = ..., default_normalize: bool = ..., default_prompt_name: _Optional[str] = ..., prompts: _Optional[_Mapping[str, str]] = ..., provider: _Optional[str] = ..., precision: _Optional[str] = ..., provider_reason: _Optional[str] = ..., max_inputs: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., pooled_size: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., max_answer_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., decoder: _Optional[_Union[Decoder, _Mapping]] = ...) -> None: ...
+
+class Decoder(_message.Message):
+    __slots__ = ("num_layers", "num_heads", "max_tokens")
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_layers: int
+    num_heads: int
+    max_tokens: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_heads: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
     __slots__ = ("id", "node", "device", "state", "digest")

@@ -44,6 +44,11 @@ class EncoderStub(object):
                 request_serializer=service_dot_pb_dot_encoder__pb2.EncodeStreamRequest.SerializeToString,
                 response_deserializer=service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.FromString,
                 _registered_method=True)
+        self.Align = channel.unary_unary(
+                '/attencode.v1.Encoder/Align',
+                request_serializer=service_dot_pb_dot_encoder__pb2.AlignRequest.SerializeToString,
+                response_deserializer=service_dot_pb_dot_encoder__pb2.AlignResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attencode.v1.Encoder/Tokenize',
                 request_serializer=service_dot_pb_dot_encoder__pb2.TokenizeRequest.SerializeToString,
@@ -78,6 +83,15 @@ class EncoderServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Align(self, request, context):
+        """Which tokens of a source each token of a target looks at, in a model that has a decoder: T5, BART, Marian. A model
+        without one (GetModelResponse.decoder is absent) is INVALID_ARGUMENT, and so is an answer of more than
+        max_message_bytes. The target is given, as in training; no method generates text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Splits inputs into tokens as Encode would, without running the model.
         """
@@ -104,6 +118,11 @@ def add_EncoderServicer_to_server(servicer, server):
                     servicer.EncodeStream,
                     request_deserializer=service_dot_pb_dot_encoder__pb2.EncodeStreamRequest.FromString,
                     response_serializer=service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.SerializeToString,
+            ),
+            'Align': grpc.unary_unary_rpc_method_handler(
+                    servicer.Align,
+                    request_deserializer=service_dot_pb_dot_encoder__pb2.AlignRequest.FromString,
+                    response_serializer=service_dot_pb_dot_encoder__pb2.AlignResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -170,6 +189,33 @@ class Encoder(object):
             '/attencode.v1.Encoder/EncodeStream',
             service_dot_pb_dot_encoder__pb2.EncodeStreamRequest.SerializeToString,
             service_dot_pb_dot_encoder__pb2.EncodeStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Align(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attencode.v1.Encoder/Align',
+            service_dot_pb_dot_encoder__pb2.AlignRequest.SerializeToString,
+            service_dot_pb_dot_encoder__pb2.AlignResponse.FromString,
             options,
             channel_credentials,
             insecure,

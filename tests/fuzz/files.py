@@ -9,7 +9,6 @@ from typing import Any
 
 from fuzz.source import Source
 
-from service import codec
 from service.artifact import open_description
 from service.errors import StartupError
 
@@ -28,6 +27,7 @@ class OnFiles:
         """A description of an artifact is read or refused; one that is read can be told to clients."""
         import json
 
+        from service.codec_model import encode_model_info
         from service.config import ServiceConfig
         from service.placement import Placement
         from service.served import _model_info
@@ -47,7 +47,7 @@ class OnFiles:
             return "refused"
         config = ServiceConfig(model="m", _cli_parse_args=False)  # type: ignore[call-arg]
         info = _model_info(config, "m", artifact, Placement("cpu", "float32", "asked for"))
-        codec.encode_model_info(info).SerializeToString()
+        encode_model_info(info).SerializeToString()
         return "read"
 
     def certificates(self, data: bytes) -> str:

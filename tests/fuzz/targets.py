@@ -19,6 +19,7 @@ from service import codec
 from service.answers import attended, streamed
 from service.artifact import Artifact, open_description
 from service.chunks import Joiner, cut
+from service.codec_model import decode_model_info
 from service.errors import AttencodeError, InternalFault, InvalidRequest
 from service.outputs import Selection, check_answer_size, select
 from service.pb import encoder_pb2 as pb
@@ -226,7 +227,7 @@ def answers(data: bytes) -> str:
         elif kind is pb.TokenizeResponse:
             codec.decode_tokenize_response(message)
         else:
-            codec.decode_model_info(message)
+            decode_model_info(message)
     except AttencodeError:
         return "refused"
     return "read"

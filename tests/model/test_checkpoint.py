@@ -15,6 +15,7 @@ from transformers import BertForMaskedLM
 
 from model.checkpoint import load_encoder, rename
 from model.errors import CheckpointError
+from model.families import FAMILIES
 
 QUERY = "encoder.layer.1.attention.self.query.weight"
 State = dict[str, Tensor]
@@ -56,7 +57,9 @@ def assert_same(folder: Path, state: State) -> None:
     """Hold the loaded encoder's every tensor against the state's, to the bit."""
     encoder = load_encoder(folder)
     ours = encoder.state_dict()
-    expected = {rename(name, "bert")[0]: tensor for name, tensor in state.items() if not name.startswith("pooler.")}
+    expected = {
+        rename(name, FAMILIES["bert"])[0]: tensor for name, tensor in state.items() if not name.startswith("pooler.")
+    }
     assert set(ours) == set(expected)
     for name, tensor in ours.items():
         assert tensor.dtype == torch.float32

@@ -74,7 +74,7 @@ def test_description_of_minilm(minilm: Path, minilm_artifact: Path):
     assert set(described.pop("files")) == FILES - {"artifact.json"}
     assert len(described.pop("attention_weights")) == 6
     assert described == {
-        "format_version": 4,
+        "format_version": 5,
         "model_id": minilm.name,
         "revision": None,
         "family": "bert",
@@ -95,6 +95,7 @@ def test_description_of_minilm(minilm: Path, minilm_artifact: Path):
         "inputs": ["input_ids", "attention_mask", "token_type_ids", "state_rows"],
         "poolings": ["cls", "mean", "max", "last"],
         "sentence_size": 384,
+        "decoder": None,
     }
 
 

@@ -89,8 +89,8 @@ def test_rename_knows_every_row(family: str) -> None:
     """Each row of a family's table gives our name, and a name beyond the table none."""
     for theirs, ours in FAMILIES[family].names.items():
         names = (ours,) if isinstance(ours, str) else ours
-        assert rename(theirs.format(n=11, m=2, p="bias"), family) == tuple(
+        assert rename(theirs.format(n=11, m=2, p="bias"), FAMILIES[family]) == tuple(
             name.format(n=11, m=2, p="bias") for name in names
         )
-    assert rename("encoder.layer.x.output.dense.bias", family) == ()
-    assert rename("encoder.layer.1.output.dense.scale", family) == ()
+    assert rename("encoder.layer.x.output.dense.bias", FAMILIES[family]) == ()
+    assert rename("encoder.layer.1.output.dense.scale", FAMILIES[family]) == ()

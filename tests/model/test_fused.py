@@ -59,7 +59,7 @@ def write(encoder: Encoder, dtype: torch.dtype, folder: Path) -> EncoderGraph:
     graph = EncoderGraph(FusedEncoder(encoder, dtype), SentenceHead(["mean"]))
     model = trace(graph)
     names = fold_weights(model, graph)
-    attach_weights(model, graph, names, write_weights(folder / CUDA_WEIGHTS_FILE, graph, names))
+    attach_weights(model, graph, names, write_weights(folder / CUDA_WEIGHTS_FILE, graph.state_dict(), names))
     onnx.save_model(model, folder / graph.file)
     return graph
 

@@ -124,3 +124,10 @@ def test_a_call_that_nobody_saw() -> None:
     error = CALLEE.error(Status(grpc.StatusCode.CANCELLED, "CANCELLED", ()))
     assert isinstance(error, Unavailable)
     assert "so much to do" in str(error)
+
+
+def test_a_status_that_the_client_lost() -> None:
+    """Of a stream that the server ended while it was written to gRPC may not know why; it may be asked again."""
+    error = CALLEE.error(Status(grpc.StatusCode.INTERNAL, "Internal error from Core", ()))
+    assert isinstance(error, Unavailable)
+    assert "ask again" in str(error)

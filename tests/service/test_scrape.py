@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -59,6 +59,31 @@ def test_hundreds_that_say_nothing(port: int) -> None:
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_who_gives_way_costs_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was ended in the middle of its request is not answered: only who asks is."""
+    asked = []
+
+    def app(_environ: object, start: Callable[..., object]) -> list[bytes]:
+        asked.append(time.monotonic())
+        start("200 OK", [("Content-Length", "2")])
+        return [b"ok"]
+
+    monkeypatch.setattr(scrape, "make_wsgi_app", lambda: app)
+    served = Scrape("127.0.0.1", 0)
+    silent = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(100)]
+    try:
+        for connection in silent:
+            connection.send(b"GET /metrics HTTP/1.1\r\nx: ")
+        assert page(served.port) == "ok"
+        for connection in silent[: 100 - scrape._MOST_CONNECTIONS]:
+            assert connection.recv(100) == b""
+        assert len(asked) == 1
+    finally:
+        for connection in silent:
+            connection.close()
+        served.close()
 
 
 def test_a_connection_has_its_time(
