@@ -24,8 +24,6 @@ from harness import command_line, running_server, serve_words
 from texts import TEXT, WORDS
 from wire import CHANNEL_OPTIONS, ENCODE, request_bytes
 
-_WORDS = WORDS.split()
-
 
 def make_artifact(folder: Path) -> Path:
     """Save the checkpoint with a small tokenizer, and export it."""
@@ -38,7 +36,7 @@ def make_artifact(folder: Path) -> Path:
     torch.manual_seed(0)
     checkpoint = folder / "checkpoint"
     ModernBertModel(ModernBertConfig(**ids, bos_token_id=2, eos_token_id=3)).save_pretrained(checkpoint)
-    vocabulary = {word: number for number, word in enumerate(dict.fromkeys((*names.values(), *_WORDS)))}
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys((*names.values(), *WORDS)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=names["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     marks = [(word, vocabulary[word]) for word in ("[CLS]", "[SEP]")]
@@ -71,7 +69,7 @@ async def beside(port: int, callers: int, work: object) -> list[float]:
 
 async def long_text(port: int, tokens: int) -> float:
     """Send a text of so many tokens; gives how long it took, in seconds."""
-    words = (_WORDS[number % len(_WORDS)] for number in range(tokens - 2))
+    words = (WORDS[number % len(WORDS)] for number in range(tokens - 2))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
         begun = time.perf_counter()
         await channel.unary_unary(ENCODE)(request_bytes([" ".join(words)], truncation="off"), timeout=290)

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from model.attention_graph import AttentionGraph
 from model.checkpoint import load_decoder, load_encoder
 from model.decoder import Decoder
-from model.encoder import Encoder
+from model.encoder import Encoder, EncoderOutput
 from model.errors import CheckpointError, ExportError
 from model.folder import refuse_foreign, write_description, written_aside
 from model.fused import FusedEncoder
@@ -153,11 +153,12 @@ def check(folder: Path, plain: EncoderGraph, places: Places, decoder: DecoderGra
     worst = 0.0
     encoder = plain.encoder
     assert isinstance(encoder, Encoder)
+    outputs: dict[tuple[int, ...], EncoderOutput] = {}
     looks = (AttentionGraph(encoder, layer) for layer in range(len(places)))
     inspected: list[Graph] = [plain, *long_graphs(plain), *looks]
     for graph in [*inspected, *([decoder] if decoder is not None else [])]:
         weights = _weights_at(folder, places[graph.number]) if isinstance(graph, AttentionGraph) else {}
-        for _, exact, ours in _compared(folder, graph, graph, weights):
+        for _, exact, ours in _compared(folder, graph, graph, weights, outputs):
             # T5's hidden states reach the thousands, where float32 itself is no finer than 1e-4.
             unit = max(1.0, float(np.abs(exact).max()) / 10)
             worst = max(worst, float(np.abs(exact - ours).max()) / unit)
@@ -199,7 +200,11 @@ def check_float16(folder: Path, fused: EncoderGraph, plain: EncoderGraph) -> dic
 
 
 def _compared(
-    folder: Path, graph: Graph, oracle: Graph, weights: Mapping[str, np.ndarray[Any, Any]] | None = None
+    folder: Path,
+    graph: Graph,
+    oracle: Graph,
+    weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    outputs: dict[tuple[int, ...], EncoderOutput] | None = None,
 ) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Yield each output's name, and for each row the oracle's values and the graph's, padded places left out."""
     try:
@@ -212,7 +217,7 @@ def _compared(
     limit = graph.encoder.config.max_tokens
     for lengths in _CHECK_LENGTHS:
         kept = tuple(min(length, limit or length) for length in lengths)
-        fed = _random_batch(oracle, kept)
+        fed = _random_batch(oracle, kept, {} if outputs is None else outputs)
         with torch.inference_mode():
             expected = dict(zip(oracle.outputs, oracle(*fed.values()), strict=True))
         arrays = {name: fed[name].numpy() for name in graph.inputs} | dict(weights or {})
@@ -222,8 +227,13 @@ def _compared(
                 yield name, expected[name].numpy()[place], ours[place]
 
 
-def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Draw a padded batch of random tokens, and give the graph's inputs for it by name."""
+def _random_batch(
+    graph: Graph, lengths: tuple[int, ...], outputs: dict[tuple[int, ...], EncoderOutput]
+) -> dict[str, torch.Tensor]:
+    """Draw a padded batch of random tokens, and give the graph's inputs for it by name.
+
+    `outputs` keeps what the encoder gave, by lengths, for the graphs of its other layers.
+    """
     config = graph.encoder.config
     draw = torch.Generator().manual_seed(len(lengths))
     shape = (len(lengths), max(lengths))
@@ -233,8 +243,10 @@ def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Ten
     fed["token_type_ids"] = torch.randint(max(config.type_vocab_size, 1), shape, generator=draw) * mask
     if isinstance(graph, AttentionGraph | DecoderGraph):
         segments = fed["token_type_ids"] if config.type_vocab_size else None
-        with torch.inference_mode():
-            output = graph.encoder(ids, mask, segments, output_hidden_states=True)
+        if lengths not in outputs:
+            with torch.inference_mode():
+                outputs[lengths] = graph.encoder(ids, mask, segments, output_hidden_states=True)
+        output = outputs[lengths]
         if isinstance(graph, AttentionGraph):
             fed["hidden_state"] = output.hidden_states[graph.number]
         else:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import cuda, openvino
-from service.artifact import WEIGHTS_FILE, Artifact
+from service.artifact import LONG_TOKENS, WEIGHTS_FILE, Artifact
 from service.batching import HIDDEN_STATES, Batch
 from service.cross import padded_targets, runs
 from service.errors import ProviderError
@@ -224,6 +224,12 @@ class Session:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if graph == "long":  # rare runs of a gigabyte, which is given back after each
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+            if provider == "openvino":
+                _LOG.info(
+                    "texts of more than %d tokens of %s run on ONNX Runtime's own provider in float32, whose memory is "
+                    "given back after each",
+                    *(LONG_TOKENS, self.artifact.model_id),
+                )
         try:
             if provider == "openvino" and graph == "encode":
                 return openvino.create(path, options, self.placement.precision, self._threads, streams)

@@ -162,6 +162,7 @@ ALLOWED = {
             "request",
             "runner",
         ),
+        "watchdog",
         "served",
     },
     "cluster": {"artifact", "config", "errors", "fleet", "placement", "replicas", "served", "supervision"},
