@@ -99,6 +99,11 @@ def export(
         source = replace(source, model_id=model_id)
     place = encoder_folder(source.folder)
     encoder = load_encoder(place)
+    if precision == "float16" and not encoder.config.fusible:
+        raise ExportError(
+            f"{encoder.config.family} as {source.folder} sets it computes what no graph for CUDA in float16 has; "
+            "export it without --precision float16, and CUDA runs its graphs in float32"
+        )
     settings, head = read_sentence(source.folder, encoder.config)
     tokenizer = read_tokenizer(place, encoder.config)
     decoder, target_tokenizer = _read_decoder(place, encoder, tokenizer)

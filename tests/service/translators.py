@@ -1,5 +1,8 @@
 """Translators: tiny seeded encoder-decoder checkpoints, made by transformers, whose words are several tokens."""
 
+import hashlib
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,3 +119,24 @@ def cross_attentions(model: Any, source: list[int], target: list[int]) -> NDArra
             output_attentions=True,
         )
     return torch.cat(output.cross_attentions).numpy()
+
+
+def with_own_targets(artifact: Path, folder: Path) -> Path:
+    """Copy an artifact into a folder, with a tokenizer of its own for targets: z takes a's place, y b's, and so on."""
+    shutil.copytree(artifact, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+    words = tokenizer["model"]["vocab"]
+    turned = {word: words[word if word.startswith("<") else word[:-1] + _turned(word[-1])] for word in words}
+    tokenizer["model"]["vocab"] = dict(sorted(turned.items(), key=lambda item: item[1]))
+    written = json.dumps(tokenizer).encode()
+    (folder / "target_tokenizer.json").write_bytes(written)
+    described = json.loads((folder / "artifact.json").read_bytes())
+    described["decoder"]["tokenizer"] = "target_tokenizer.json"
+    digest = hashlib.sha256(written).hexdigest()
+    described["files"]["target_tokenizer.json"] = {"bytes": len(written), "sha256": digest}
+    (folder / "artifact.json").write_text(json.dumps(described))
+    return folder
+
+
+def _turned(letter: str) -> str:
+    return chr(ord("a") + ord("z") - ord(letter)) if letter.isalpha() else letter
