@@ -142,7 +142,7 @@ def _read_state(
     for path in files:
         for name, tensor in _tensors(path):
             ours = rename(name.removeprefix(prefix), family)
-            if not name.startswith(prefix) or (ours is None and name.removeprefix(prefix).startswith(family.ignored)):
+            if not name.startswith(prefix) or _left(name.removeprefix(prefix), ours, family, expected):
                 continue
             if ours is None or ours not in expected:
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
@@ -163,6 +163,13 @@ def _read_state(
     if faults:
         raise CheckpointError(f"{folder} does not fit its config.json: {_listing(faults)}")
     return state
+
+
+def _left(name: str, ours: str | None, family: Family, expected: Mapping[str, Tensor]) -> bool:
+    """Tell whether a tensor changes nothing that is computed: one of a head, or one the config has no use for."""
+    if ours is None:
+        return name.startswith(family.ignored)
+    return ours not in expected and name.startswith(family.spare)
 
 
 def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:

@@ -2,7 +2,7 @@
 
 Post-norm residual layers are LayerNorm(x + Sublayer(x)) (Vaswani et al. 2017, section 3.1), pre-norm ones
 x + Sublayer(Norm(x)) with one more norm at the end (Xiong et al. 2020, figure 1).
-May import: config, embeddings, attention, masks, norms, torch.
+May import: config, disentangled, embeddings, attention, masks, norms, torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from model.attention import MultiHeadAttention, attention_weights
 from model.config import EncoderConfig
+from model.disentangled import Convolution, DisentangledAttention, RelativeEmbeddings, RelativePositions
 from model.embeddings import Embeddings
 from model.masks import RelativePositionBias, additive, padding_mask
 from model.norms import make_norm
@@ -24,7 +25,11 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(functional.gelu, approximate="tanh"),  # its tanh approximation, same paper
     "relu": functional.relu,
     "silu": functional.silu,  # x sigmoid(x), Elfwing et al. 2017
+    "tanh": torch.tanh,
 }
+
+PositionBias = Tensor | RelativePositions
+"""What every layer is told of distance: numbers (1, heads, query, key), or what it makes its own of."""
 
 
 class EncoderOutput(NamedTuple):
@@ -68,41 +73,40 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each added to its input, normalized before or after."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        """Create the two sublayers and their norms."""
+    def __init__(self, config: EncoderConfig, number: int) -> None:
+        """Create the two sublayers and their norms, and what the layer of that number, from 0, has besides."""
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.attention = MultiHeadAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            head_dim=config.head_dim,
-            bias=config.bias,
-            scaled=config.scaled,
-        )
+        self.attention = make_attention(config)
         self.attention_norm = make_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config, config.hidden_size)
+        convolved = config.conv_kernel_size and number == 0
+        self.convolution = Convolution(config, _ACTIVATIONS[config.conv_act]) if convolved else None
 
     def forward(
-        self, hidden: Tensor, mask: Tensor, position_bias: Tensor | None, *, output_attentions: bool
+        self, hidden: Tensor, mask: Tensor, position_bias: PositionBias | None, *, output_attentions: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Transform one hidden state into the next.
 
         Shape:
-            hidden: (batch, seq, hidden); mask, position_bias: broadcast to (batch, heads, query, key)
+            hidden: (batch, seq, hidden); mask, position_bias: as `Encoder.terms` gives them
             returns: (batch, seq, hidden), weights (batch, heads, query, key) if asked for
         """
         source = self.attention_norm(hidden) if self.pre_norm else hidden
         attended, weights, _ = self.attention(
             source, mask, position_bias=position_bias, output_attentions=output_attentions
         )
-        hidden = hidden + attended
+        inner = hidden + attended
         if self.pre_norm:
-            return hidden + self.feed_forward(self.feed_forward_norm(hidden)), weights
-        hidden = self.attention_norm(hidden)
-        return self.feed_forward_norm(hidden + self.feed_forward(hidden)), weights
+            return inner + self.feed_forward(self.feed_forward_norm(inner)), weights
+        inner = self.attention_norm(inner)
+        output = self.feed_forward_norm(inner + self.feed_forward(inner))
+        return output if self.convolution is None else self.convolution(hidden, output, mask), weights
 
-    def inspect(self, hidden: Tensor, mask: Tensor, position_bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def inspect(
+        self, hidden: Tensor, mask: Tensor, position_bias: PositionBias | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute what this layer's heads look at, given its input, and nothing beyond it.
 
         Shape:
@@ -112,7 +116,23 @@ class EncoderLayer(nn.Module):
         source = self.attention_norm(hidden) if self.pre_norm else hidden
         queries, keys = self.attention.queries_and_keys(source, source)
         scale = self.attention.scale
+        if isinstance(position_bias, RelativePositions):
+            assert isinstance(self.attention, DisentangledAttention)
+            position_bias = self.attention.position_bias(queries, keys, position_bias)
         return attention_weights(queries, keys, mask, scale=scale, position_bias=position_bias), queries, keys
+
+
+def make_attention(config: EncoderConfig) -> MultiHeadAttention:
+    """Make the config's kind of self-attention."""
+    if config.disentangled:
+        return DisentangledAttention(config)
+    return MultiHeadAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        head_dim=config.head_dim,
+        bias=config.bias,
+        scaled=config.scaled,
+    )
 
 
 class Encoder(nn.Module):
@@ -129,7 +149,8 @@ class Encoder(nn.Module):
             if buckets
             else None
         )
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.relative = RelativeEmbeddings(config) if config.max_relative_positions else None
+        self.layers = nn.ModuleList(EncoderLayer(config, number) for number in range(config.num_hidden_layers))
         self.final_norm = make_norm(config, config.hidden_size) if config.pre_norm else None
         self.eval()
 
@@ -164,8 +185,10 @@ class Encoder(nn.Module):
             tuple(attentions) if output_attentions else (),
         )
 
-    def terms(self, attention_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def terms(self, attention_mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, PositionBias | None]:
         """Give what every layer adds to its scores: the mask (batch, 1, 1, key), and the position bias if there is."""
         seq = attention_mask.shape[1]
         position_bias = None if self.position_bias is None else self.position_bias(seq, seq)
+        if self.relative is not None:
+            position_bias = self.relative(seq)
         return additive(padding_mask(attention_mask), dtype), position_bias

@@ -99,10 +99,14 @@ def export(
         source = replace(source, model_id=model_id)
     place = encoder_folder(source.folder)
     encoder = load_encoder(place)
-    decoder = load_decoder(place, encoder)
+    if precision == "float16" and not encoder.config.fusible:
+        raise ExportError(
+            f"{encoder.config.family} as {source.folder} sets it computes what no graph for CUDA in float16 has; "
+            "export it without --precision float16, and CUDA runs its graphs in float32"
+        )
     settings, head = read_sentence(source.folder, encoder.config)
     tokenizer = read_tokenizer(place, encoder.config)
-    target_tokenizer = read_target_tokenizer(place, decoder.config.stack) if decoder is not None else None
+    decoder, target_tokenizer = _read_decoder(place, encoder, tokenizer)
     special = tokenizer.num_special_tokens_to_add(is_pair=False)
     if settings.max_tokens <= special:
         raise CheckpointError(
@@ -114,7 +118,7 @@ def export(
         crossed = DecoderGraph(encoder, decoder) if decoder is not None else None
         places = _write_graphs(folder, plain, WEIGHTS_FILE, encoder, crossed)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
-        if target_tokenizer is not None:
+        if target_tokenizer is not tokenizer:
             (folder / TARGET_TOKENIZER).write_text(target_tokenizer.to_str(pretty=False), encoding="utf-8")
         difference = check(folder, plain, places, crossed)
         report(f"checked against torch: largest difference {difference:.1e} (at most {MAX_DIFFERENCE:.0e})")
@@ -123,7 +127,9 @@ def export(
             parity |= _write_float16(folder, encoder, head, plain, pool_prompt=settings.pool_prompt)
             report(f"checked float16 for CUDA: smallest cosine of a token {parity['float16_min_token_cosine']:.6f}")
         described = _description(source, plain, settings, parity, places)
-        write_description(folder, {**described, "decoder": _described_decoder(decoder, target_tokenizer)})
+        write_description(
+            folder, {**described, "decoder": _described_decoder(decoder, own=target_tokenizer is not tokenizer)}
+        )
     report(f"wrote {output}")
     return output
 
@@ -331,8 +337,15 @@ def _description(
     }
 
 
-def _described_decoder(decoder: Decoder | None, tokenizer: Tokenizer | None) -> dict[str, Any] | None:
-    """Build what `artifact.json` says of the decoder; None without one."""
+def _read_decoder(place: Path, encoder: Encoder, tokenizer: Tokenizer) -> tuple[Decoder | None, Tokenizer]:
+    """Load a checkpoint's decoder and its tokenizer; None, and the encoder's, where there is nothing for Align."""
+    decoder = load_decoder(place, encoder)
+    target = read_target_tokenizer(place, decoder.config, tokenizer) if decoder is not None else None
+    return (decoder, target) if target is not None else (None, tokenizer)
+
+
+def _described_decoder(decoder: Decoder | None, *, own: bool) -> dict[str, Any] | None:
+    """Build what `artifact.json` says of the decoder, with a tokenizer of its `own` or not; None without one."""
     if decoder is None:
         return None
     config = decoder.config
@@ -344,7 +357,7 @@ def _described_decoder(decoder: Decoder | None, tokenizer: Tokenizer | None) -> 
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.stack.pad_token_id,
         "max_tokens": config.stack.max_tokens,
-        "tokenizer": "tokenizer.json" if tokenizer is None else TARGET_TOKENIZER,
+        "tokenizer": TARGET_TOKENIZER if own else "tokenizer.json",
     }
 
 

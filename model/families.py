@@ -34,6 +34,7 @@ class Family:
         fields: Reads the config fields that are the family's own; gives arguments of `EncoderConfig`.
         prefix: Where the encoder lies in a checkpoint that also has a task head.
         ignored: Beginnings of names, behind the prefix, that change nothing the encoder computes.
+        spare: Beginnings of names that checkpoints keep though their config has no use for them.
         refused_unless: Further fields that must have one of these values.
         decoder: How the decoder beside the encoder is read; its `fields` gives what `model.seq2seq` says.
     """
@@ -44,6 +45,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     refused_unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     decoder: "Family | None" = None
+    spare: tuple[str, ...] = ()
 
 
 _HEADS = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "cls.", "classifier.", "qa_outputs.")
@@ -99,6 +101,13 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "t5": _T5,
     "mt5": _T5,
+    "deberta-v2": Family(  # and v3, which calls itself so
+        names.DEBERTA,
+        fields.deberta,
+        "deberta.",
+        (*_HEADS, "lm_predictions.", "mask_predictions."),
+        spare=("embeddings.position_embeddings.", "encoder.rel_embeddings.", "encoder.LayerNorm."),
+    ),
     "bart": Family(
         seq2seq.BART,
         seq2seq.bart,

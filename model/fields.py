@@ -110,6 +110,54 @@ def t5(raw: Raw) -> dict[str, Any]:
     }
 
 
+def deberta(raw: Raw) -> dict[str, Any]:
+    """Read DeBERTa-v2's and v3's: BERT's, with disentangled attention and, in some of v2, a convolution."""
+    positions, hidden = positive(raw, "max_position_embeddings"), positive(raw, "hidden_size")
+    width = head_dim("hidden_size", hidden, "num_attention_heads", positive(raw, "num_attention_heads"))
+    if raw.get("attention_head_size") not in (None, width):
+        raise CheckpointError(
+            f"config field attention_head_size={raw['attention_head_size']!r} must be hidden_size divided by "
+            f"num_attention_heads, {width}"
+        )
+    return {
+        **bert({**raw, "type_vocab_size": 1}),
+        "embedding_size": positive(raw, "embedding_size", default=hidden),
+        "projection_first": True,
+        "max_position_embeddings": positions if flag(raw, "position_biased_input", default=True) else 0,
+        "type_vocab_size": whole(raw, "type_vocab_size", default=0),
+        "norm_eps": number(raw, "layer_norm_eps", default=1e-7),
+        **_relative(raw, positions),
+        "conv_kernel_size": max(integer(raw, "conv_kernel_size", default=0), 0),
+        "conv_groups": positive(raw, "conv_groups", default=1),
+        "conv_act": activation({"conv_act": "tanh", **raw}, "conv_act"),
+    }
+
+
+def _relative(raw: Raw, positions: int) -> dict[str, Any]:
+    """Read how DeBERTa attends to relative positions; a longest distance that is not set is that of `positions`."""
+    norms = _listed(raw, "norm_rel_ebd", ("none", "layer_norm"))
+    terms = _listed(raw, "pos_att_type", ("c2p", "p2c"))
+    if not flag(raw, "relative_attention", default=False):
+        return {"pos_att_type": terms}
+    longest = integer(raw, "max_relative_positions", default=-1)
+    return {
+        "pos_att_type": terms,
+        "max_relative_positions": longest if longest > 0 else positions,
+        "position_buckets": max(integer(raw, "position_buckets", default=-1), 0),
+        "share_att_key": flag(raw, "share_att_key", default=False),
+        "norm_rel_ebd": "layer_norm" in norms,
+    }
+
+
+def _listed(raw: Raw, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Read names from a list, or from a text that parts them by `|`; none where the field is not set."""
+    value = raw.get(name)
+    found = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
+    if not isinstance(found, list) or not all(part in known for part in found):
+        raise CheckpointError(f"config field {name} must list some of {', '.join(known)}, got {value!r}")
+    return tuple(part for part in known if part in found)
+
+
 def head_dim(size_name: str, size: int, heads_name: str, heads: int) -> int:
     """Give the width of one head, of a width that must be a multiple of the heads."""
     if heads < 1 or size % heads:
@@ -146,6 +194,23 @@ def positive(raw: Raw, name: str, default: int | None = None) -> int:
     value = integer(raw, name, default)
     if value < 1:
         raise CheckpointError(f"config field {name} must be at least 1, got {value}")
+    return value
+
+
+def whole(raw: Raw, name: str, default: int) -> int:
+    """Read a whole number that is not below 0."""
+    value = integer(raw, name, default)
+    if value < 0:
+        raise CheckpointError(f"config field {name} must not be below 0, got {value}")
+    return value
+
+
+def flag(raw: Raw, name: str, *, default: bool) -> bool:
+    """Read a yes or no."""
+    value = raw.get(name)
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config field {name} must be true or false, got {value!r}")
     return value
 
 

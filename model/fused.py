@@ -42,6 +42,7 @@ class FusedEncoder(nn.Module):
         """
         super().__init__()
         self.config = config = encoder.config
+        assert config.fusible, f"no fused operators compute what {config.family} computes"
         self.dtype = dtype
         self.embeddings = copy.deepcopy(encoder.embeddings).to(dtype)
         self.position_bias = copy.deepcopy(encoder.position_bias)

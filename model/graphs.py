@@ -6,7 +6,7 @@ and the texts that it is asked of, and one graph serves all layers. `decoder`, o
 layer of the decoder looks at in the source, given the encoder's last hidden state. The graphs are traced without
 weights and refer to one external file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a
 `FusedEncoder` there is `encode` alone, for CUDA, without inner states and with weights of its own.
-May import: encoder, decoder, fused, head, pooling, torch, onnx.
+May import: disentangled, encoder, decoder, fused, head, pooling, torch, onnx.
 """
 
 import copy
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from model.decoder import Decoder, DecoderOutput
+from model.disentangled import RelativePositions
 from model.encoder import Encoder, EncoderLayer
 from model.fused import FusedEncoder
 from model.head import SentenceHead
@@ -127,7 +128,10 @@ class AttentionGraph(nn.Module):
 
     def forward(self, hidden_state: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inspect the layer; shapes as `EncoderLayer.inspect` has them."""
-        return self.layer.inspect(hidden_state, *self.encoder.terms(attention_mask, hidden_state.dtype))
+        mask, position_bias = self.encoder.terms(attention_mask, hidden_state.dtype)
+        if isinstance(position_bias, RelativePositions):
+            position_bias = position_bias.narrowed()  # their projections are inputs and cannot be made beforehand
+        return self.layer.inspect(hidden_state, mask, position_bias)
 
 
 class DecoderGraph(nn.Module):

@@ -1,9 +1,11 @@
-"""Pieces: the tokenizers of Marian's and T5's checkpoints that come as sentencepiece models.
+"""Pieces: tokenizers of encoder-decoders that are not in `tokenizer.json` as they are needed.
 
-Marian's two sides have a model each and number their pieces by a vocabulary, mostly one for both; T5's numbers are the
-places in its model. May import: checkpoint, confined, errors, spm, tokenizers.
+Marian's two sides have a sentencepiece model each and number their pieces by a vocabulary, mostly one for both; T5's
+numbers are the places in its model; mBART's target has the source's pieces, and the code of another language.
+May import: checkpoint, confined, errors, spm, tokenizers.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -60,6 +62,27 @@ def read_t5(folder: Path, vocab_size: int) -> Tokenizer:
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(extra))]
     ids = _vocabulary(path, {token: number for number, token in enumerate([*spm.pieces, *sentinels])}, vocab_size)
     return make_tokenizer(spm, ids, [_EOS, _UNK, _PAD, *sentinels], unk=_UNK, around=("$A </s>", "$A </s> $B </s>"))
+
+
+def read_mbart_target(folder: Path, source: Tokenizer) -> Tokenizer | None:
+    """Make the tokenizer of an mBART's targets from its sources' one.
+
+    Args:
+        folder: Its `tokenizer_config.json` names the targets' language, `tgt_lang`.
+        source: Puts one language's code around a text.
+
+    Returns:
+        The same with the other language's code; None where no language, or none of the vocabulary, is named.
+    """
+    language = _settings(folder).get("tgt_lang")
+    state = json.loads(source.to_str())
+    template = state["post_processor"] or {}
+    codes = [token for token in template.get("special_tokens", {}) if token != _EOS]
+    number = source.token_to_id(language) if isinstance(language, str) else None
+    if number is None or template.get("type") != "TemplateProcessing" or len(codes) != 1:
+        return None
+    template["special_tokens"][codes[0]] = {"id": codes[0], "ids": [number], "tokens": [language]}
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _settings(folder: Path) -> Mapping[str, object]:

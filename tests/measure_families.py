@@ -1,4 +1,4 @@
-"""Print the table of measured differences from transformers that stands in model/README.md.
+"""Print the tables of measured differences from transformers that stand in model/README.md.
 
 python tests/measure_families.py
 """
@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import families  # noqa: E402
-from model.checkpoint import load_encoder  # noqa: E402
+from model.checkpoint import load_decoder, load_encoder  # noqa: E402
+from model.decoder import shift_right  # noqa: E402
 from model.export import export  # noqa: E402
+from model.families import FAMILIES  # noqa: E402
 
 LENGTHS = ((5, 17, 3), (40, 8, 64, 2))
 
@@ -56,13 +59,45 @@ def measure(case: str, folder: Path) -> list[float]:
     return [float(value) for value in worst]
 
 
+def measure_decoder(case: str, folder: Path) -> list[float]:
+    """Measure one case's cross-attention: torch's difference, then ONNX's."""
+    model = families.save(case, folder / "checkpoint", whole=True)
+    encoder = load_encoder(folder / "checkpoint")
+    decoder = load_decoder(folder / "checkpoint", encoder)
+    assert decoder is not None
+    artifact = export(str(folder / "checkpoint"), folder / "artifact", report=lambda _line: None)
+    session = onnxruntime.InferenceSession(artifact / "decoder.onnx", providers=["CPUExecutionProvider"])
+    worst = np.zeros(2)
+    for lengths in LENGTHS:
+        ids, mask = families.padded_batch(model, lengths)
+        real = families.targets(model, lengths[::-1])
+        read = shift_right(real.clamp(min=0), 5)
+        with torch.inference_mode():
+            expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=read, output_attentions=True)
+            states = encoder(ids, mask).last_hidden_state
+            ours = decoder(read, states, mask).cross_attentions
+        fed = {"decoder_input_ids": read, "encoder_hidden_states": states, "attention_mask": mask}
+        exported = session.run(None, {name: tensor.numpy() for name, tensor in fed.items()})
+        for layer, theirs in enumerate(expected.cross_attentions):
+            rows = (real >= 0)[:, None, :, None].numpy()
+            found = [np.abs((one - theirs.numpy()) * rows).max() for one in (ours[layer].numpy(), exported[layer])]
+            worst = np.maximum(worst, found)
+    return [float(value) for value in worst]
+
+
 def main() -> None:
-    """Measure every case and print a Markdown table."""
+    """Measure every case and print Markdown tables."""
     print("| checkpoint | torch: hidden states | attention | ONNX: hidden states | attention |")
     print("|---|---|---|---|---|")
     for case in families.CASES:
         with tempfile.TemporaryDirectory() as folder:
             row = measure(case, Path(folder))
+        print(f"| {case} | " + " | ".join(f"{value:.0e}" for value in row) + " |", flush=True)
+    print("\n| checkpoint | torch: cross-attention | ONNX |")
+    print("|---|---|---|")
+    for case in [case for case, (family, _) in families.CASES.items() if FAMILIES[family].decoder]:
+        with tempfile.TemporaryDirectory() as folder:
+            row = measure_decoder(case, Path(folder))
         print(f"| {case} | " + " | ".join(f"{value:.0e}" for value in row) + " |", flush=True)
 
 
