@@ -1,5 +1,6 @@
 """Align's borders: what is refused and how it is told, limits of both sides, faults, and who leaves."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attencode import Client, InternalFault, InvalidRequest, align_request
+from attencode import AsyncClient, Client, InternalFault, InvalidRequest, align_request
+from service.artifact import open_artifact
+from service.backend import LocalBackend
 from service.batching import Batch
 from service.codec_align import encode_align_request
+from service.config import ServiceConfig
 from service.errors import DeadlineExceeded
 from service.pb import encoder_pb2 as pb
+from service.server import Server
 from service.session import Session
 from tests.service.faulty import Faults, serving
 from tests.service.translators import Translator
@@ -86,6 +91,26 @@ def test_an_encoder_alone_says_what_aligns(t5: Translator, tiny_artifact: Path) 
     assert "'tiny' is an encoder alone, and Align needs an encoder-decoder (T5, BART, Marian)" in str(caught.value)
     assert "none is served here" in str(caught.value)
     assert "this server generates no text" in str(caught.value)
+
+
+def test_of_several_models_one_that_aligns_is_named(t5: Translator, tiny_artifact: Path) -> None:
+    """Where another model of the server has a decoder, the refusal names it, and it answers."""
+
+    async def test() -> None:
+        settings = {"model": "m", "port": 0, "metrics_port": "none", "provider": "cpu", "precision": "float32"}
+        config = ServiceConfig.model_validate(settings)
+        models = {"alone": open_artifact(tiny_artifact), "pairs": open_artifact(t5.artifact)}
+        server = Server(config, LocalBackend(config, models))
+        await server.start()
+        try:
+            async with AsyncClient(f"127.0.0.1:{server.port}") as client:
+                with pytest.raises(InvalidRequest, match=r"'alone' is an encoder alone.*; name one of: pairs\. Align"):
+                    await client.align("a", "b")
+                assert (await client.align("a", "b", model="pairs")).attention.shape == (3, 4, 2, 2)
+        finally:
+            await server.stop()
+
+    asyncio.run(test())
 
 
 # ---------------------------------------------------------------- limits, faults and leaving
