@@ -178,6 +178,17 @@ def _until(true: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to be")
 
 
+def test_the_decoder_runs_beside_the_event_loop(t5: Translator) -> None:
+    """A short pair that is alone does not run where plain texts do then: the decoder may yet have to be loaded."""
+    faults, threads = Faults(), list[str]()
+    with serving(t5.artifact, faults.session) as running:
+        faults.before = lambda _batch: threads.append(threading.current_thread().name)
+        for _ in range(12):
+            running.client.align("a", "b")
+    assert len(threads) == 12
+    assert all(name.startswith("attencode-run") for name in threads)
+
+
 def test_what_is_not_finite_fails_alone(t5: Translator) -> None:
     """A pair whose source gives NaN is INTERNAL; those beside it, of the same batch, are answered."""
     faults = Faults()
