@@ -1,12 +1,13 @@
 """Attention graph: one layer's attention as a function of the layer's input, its weights, and what else tells it apart.
 
 One graph serves all layers of an encoder: what of a layer is no weight, how its positions turn and how far it looks,
-is fed as numbers too. May import: encoder, masks, rotary, torch.
+is fed as numbers too. May import: disentangled, encoder, masks, rotary, torch.
 """
 
 import torch
 from torch import Tensor, nn
 
+from model.disentangled import RelativePositions
 from model.encoder import Encoder, Terms
 from model.masks import additive, padding_mask
 from model.rotary import rotation
@@ -71,6 +72,8 @@ class AttentionGraph(nn.Module):
     def forward(self, hidden_state: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inspect the layer; shapes as `EncoderLayer.inspect` has them."""
         terms = self.kind.terms(self.encoder.terms(attention_mask, hidden_state.dtype)[False], attention_mask)
+        if isinstance(terms.position_bias, RelativePositions):  # their projections are inputs, not made beforehand
+            terms = terms._replace(position_bias=terms.position_bias.narrowed())
         return self.layer.inspect(hidden_state, terms, dict(self.kind.named_buffers()).get("normed"))
 
 

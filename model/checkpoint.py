@@ -152,7 +152,7 @@ def _read_state(
     for path in files:
         for name, tensor in _tensors(path):
             ours = rename(name.removeprefix(prefix), family)
-            if not name.startswith(prefix) or (not ours and name.removeprefix(prefix).startswith(family.ignored)):
+            if not name.startswith(prefix) or _left(name.removeprefix(prefix), ours, family, expected):
                 continue
             if not ours or not expected.keys() >= set(ours):
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
@@ -174,6 +174,13 @@ def _read_state(
     if faults:
         raise CheckpointError(f"{folder} does not fit its config.json: {_listing(faults)}")
     return state
+
+
+def _left(name: str, ours: tuple[str, ...], family: Family, expected: Mapping[str, Tensor]) -> bool:
+    """Tell whether a tensor changes nothing that is computed: one of a head, or one the config has no use for."""
+    if not ours:
+        return name.startswith(family.ignored)
+    return not expected.keys() >= set(ours) and name.startswith(family.spare)
 
 
 def _whole(expected: Mapping[str, Tensor], ours: tuple[str, ...]) -> Tensor:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from model.errors import CheckpointError
 
-ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "tanh")
+_MOST_DISTANCE = 1 << 24  # no sequence is as long
 _MOST_LAYERS = 1000  # far above any published encoder's; a broken number must not build modules for hours
 
 
@@ -53,6 +54,7 @@ class EncoderConfig:
         embedding_projection: Whether embeddings are projected even where the widths are equal.
         embedding_scale: Factor of the token embeddings.
         embedding_norm: Whether the embeddings are normalized.
+        projection_first: Whether embeddings are projected, without a bias, before they are normalized.
         norm: `layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019).
         norm_eps: Epsilon inside every norm.
         pre_norm: Whether norms stand before the sublayers, with one more behind the last layer.
@@ -64,6 +66,14 @@ class EncoderConfig:
         scaled: Whether attention scores are divided by sqrt(head_dim).
         relative_attention_num_buckets: Buckets of the position bias shared by all layers; 0 for none.
         relative_attention_max_distance: Distance from which on its last bucket holds.
+        pos_att_type: Position terms of disentangled attention, of `c2p` and `p2c`; it counts them in its scale.
+        max_relative_positions: Distance from which on they see no difference; 0 where attention is not disentangled.
+        position_buckets: Buckets of distance on either side; 0 where each distance has a vector of its own.
+        share_att_key: Whether relative positions are projected as the content is; else by maps of their own.
+        norm_rel_ebd: Whether the vectors of relative positions are normalized.
+        conv_kernel_size: Tokens that the convolution beside the first layer spans; 0 for none.
+        conv_groups: Groups of its channels.
+        conv_act: Its activation, one of `ACTIVATIONS`.
         rotary: Rotary positions of queries and keys; None for none.
         local_rotary: Those of layers with local attention.
         max_rotary_positions: Places that rotary positions are meant for; 0 without them.
@@ -92,6 +102,7 @@ class EncoderConfig:
     embedding_projection: bool = False
     embedding_scale: float = 1.0
     embedding_norm: bool = True
+    projection_first: bool = False
     norm: str = "layer"
     norm_eps: float
     pre_norm: bool = False
@@ -103,6 +114,14 @@ class EncoderConfig:
     scaled: bool = True
     relative_attention_num_buckets: int = 0
     relative_attention_max_distance: int = 128
+    pos_att_type: tuple[str, ...] = ()
+    max_relative_positions: int = 0
+    position_buckets: int = 0
+    share_att_key: bool = False
+    norm_rel_ebd: bool = False
+    conv_kernel_size: int = 0
+    conv_groups: int = 1
+    conv_act: str = "tanh"
     rotary: Rotary | None = None
     local_rotary: Rotary | None = None
     max_rotary_positions: int = 0
@@ -145,6 +164,37 @@ class EncoderConfig:
                 f"config field relative_attention_num_buckets={self.relative_attention_num_buckets} must be at least 4 "
                 f"and below 4 * relative_attention_max_distance={self.relative_attention_max_distance}"
             )
+
+        self._check_disentangled()
+
+    def _check_disentangled(self) -> None:
+        """Check what distances are counted in, and what the convolution spans."""
+        longest, exact = self.max_relative_positions, self.position_buckets // 2
+        if longest > _MOST_DISTANCE:
+            raise CheckpointError(
+                f"config field max_relative_positions must be at most {_MOST_DISTANCE}, got {longest}"
+            )
+        if self.position_buckets and not 1 <= exact < longest - 1:
+            raise CheckpointError(
+                f"config field position_buckets={self.position_buckets} must be at least 2 and below "
+                f"2 * (max_relative_positions={longest} - 1)"
+            )
+        if self.conv_kernel_size and self.conv_kernel_size % 2 == 0:
+            raise CheckpointError(f"config field conv_kernel_size must be odd, got {self.conv_kernel_size}")
+        if self.hidden_size % self.conv_groups:
+            raise CheckpointError(
+                f"config field conv_groups={self.conv_groups} does not divide hidden_size={self.hidden_size}"
+            )
+
+    @property
+    def disentangled(self) -> bool:
+        """Whether scores hold terms of content against position (He et al. 2021)."""
+        return bool(self.pos_att_type or self.max_relative_positions)
+
+    @property
+    def fusible(self) -> bool:
+        """Whether the operators of `model.fused` can express what it computes."""
+        return not (self.disentangled or self.conv_kernel_size or self.rotary)
 
     @property
     def max_tokens(self) -> int | None:

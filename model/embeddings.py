@@ -21,9 +21,11 @@ class Embeddings(nn.Module):
         self.token = nn.Embedding(config.vocab_size, width)
         self.position = nn.Embedding(config.max_position_embeddings, width) if config.max_position_embeddings else None
         self.segment = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.norm = make_norm(config, width) if config.embedding_norm else None
+        self.projection_first = config.projection_first
+        normed = config.hidden_size if self.projection_first else width
+        self.norm = make_norm(config, normed) if config.embedding_norm else None
         projected = config.embedding_projection or width != config.hidden_size
-        self.projection = nn.Linear(width, config.hidden_size) if projected else None
+        self.projection = nn.Linear(width, config.hidden_size, not self.projection_first) if projected else None
         self.scale = config.embedding_scale
         self.position_offset = config.position_offset
         self.padding_takes_places = config.padding_takes_places
@@ -43,11 +45,10 @@ class Embeddings(nn.Module):
             hidden = hidden + self.segment(token_type_ids)
         if self.position is not None:
             hidden = hidden + self.position(self._position_ids(input_ids))
-        if self.norm is not None:
-            hidden = self.norm(hidden)
-        if self.projection is not None:
-            hidden = self.projection(hidden)  # (batch, seq, hidden)
-        return hidden
+        steps = (self.projection, self.norm) if self.projection_first else (self.norm, self.projection)
+        for step in steps:
+            hidden = hidden if step is None else step(hidden)
+        return hidden  # (batch, seq, hidden)
 
     def _position_ids(self, input_ids: Tensor) -> Tensor:
         """Number the places: all of them, or with an offset only those that do not hold the padding token.

@@ -2,7 +2,7 @@
 
 Post-norm residual layers are LayerNorm(x + Sublayer(x)) (Vaswani et al. 2017, section 3.1), pre-norm ones
 x + Sublayer(Norm(x)) with one more norm at the end (Xiong et al. 2020, figure 1).
-May import: config, embeddings, attention, long, masks, norms, rotary, torch.
+May import: config, disentangled, embeddings, attention, long, masks, norms, rotary, torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from model.attention import Attend, MultiHeadAttention, attention_weights
 from model.config import EncoderConfig
+from model.disentangled import Convolution, DisentangledAttention, RelativeEmbeddings, RelativePositions
 from model.embeddings import Embeddings
 from model.long import Neighbours, Parts
 from model.masks import RelativePositionBias, additive, padding_mask, window_mask
@@ -26,7 +27,11 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(functional.gelu, approximate="tanh"),  # its tanh approximation, same paper
     "relu": functional.relu,
     "silu": functional.silu,  # x sigmoid(x), Elfwing et al. 2017
+    "tanh": torch.tanh,
 }
+
+PositionBias = Tensor | RelativePositions
+"""What every layer is told of distance: numbers (1, heads, query, key), or what it makes its own of."""
 
 
 class EncoderOutput(NamedTuple):
@@ -49,13 +54,13 @@ class Terms(NamedTuple):
 
     Attributes:
         mask: Additive, broadcasts to (batch, heads, query, key).
-        position_bias: Likewise; None where there is none.
+        position_bias: Likewise, or what a layer makes it of; None where there is none.
         rotation: Turns queries and keys; None for positions of other kinds.
         attend: Computes attention in place of the whole matrix, for long texts.
     """
 
     mask: Tensor
-    position_bias: Tensor | None = None
+    position_bias: PositionBias | None = None
     rotation: Rotation | None = None
     attend: Attend | None = None
 
@@ -88,21 +93,17 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward, each added to its input, normalized before or after."""
 
-    def __init__(self, config: EncoderConfig, *, first: bool = False) -> None:
-        """Create the two sublayers and their norms; `first` says that no layer comes before."""
+    def __init__(self, config: EncoderConfig, number: int) -> None:
+        """Create the two sublayers and their norms, and what the layer of that number, from 0, has besides."""
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.attention = MultiHeadAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            head_dim=config.head_dim,
-            bias=config.bias,
-            scaled=config.scaled,
-        )
-        plain = first and not config.first_norm
+        self.attention = make_attention(config)
+        plain = number == 0 and not config.first_norm
         self.attention_norm = nn.Identity() if plain else make_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config, config.hidden_size)
+        convolved = config.conv_kernel_size and number == 0
+        self.convolution = Convolution(config, _ACTIVATIONS[config.conv_act]) if convolved else None
 
     def forward(self, hidden: Tensor, terms: Terms, *, output_attentions: bool) -> tuple[Tensor, Tensor | None]:
         """Transform one hidden state into the next.
@@ -120,11 +121,12 @@ class EncoderLayer(nn.Module):
             attend=terms.attend,
             output_attentions=output_attentions,
         )
-        hidden = hidden + attended
+        inner = hidden + attended
         if self.pre_norm:
-            return hidden + self.feed_forward(self.feed_forward_norm(hidden)), weights
-        hidden = self.attention_norm(hidden)
-        return self.feed_forward_norm(hidden + self.feed_forward(hidden)), weights
+            return inner + self.feed_forward(self.feed_forward_norm(inner)), weights
+        inner = self.attention_norm(inner)
+        output = self.feed_forward_norm(inner + self.feed_forward(inner))
+        return output if self.convolution is None else self.convolution(hidden, output, terms.mask), weights
 
     def inspect(self, hidden: Tensor, terms: Terms, normed: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute what this layer's heads look at, given its input, and nothing beyond it.
@@ -142,8 +144,24 @@ class EncoderLayer(nn.Module):
             source = torch.where(normed > 0, source, hidden)
         queries, keys = self.attention.queries_and_keys(source, source, terms.rotation)
         scale = self.attention.scale
-        weights = attention_weights(queries, keys, terms.mask, scale=scale, position_bias=terms.position_bias)
-        return weights, queries, keys
+        position_bias = terms.position_bias
+        if isinstance(position_bias, RelativePositions):
+            assert isinstance(self.attention, DisentangledAttention)
+            position_bias = self.attention.position_bias(queries, keys, position_bias)
+        return attention_weights(queries, keys, terms.mask, scale=scale, position_bias=position_bias), queries, keys
+
+
+def make_attention(config: EncoderConfig) -> MultiHeadAttention:
+    """Make the config's kind of self-attention."""
+    if config.disentangled:
+        return DisentangledAttention(config)
+    return MultiHeadAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        head_dim=config.head_dim,
+        bias=config.bias,
+        scaled=config.scaled,
+    )
 
 
 class Encoder(nn.Module):
@@ -160,10 +178,11 @@ class Encoder(nn.Module):
             if buckets
             else None
         )
+        self.relative = RelativeEmbeddings(config) if config.max_relative_positions else None
         self.layers = nn.ModuleList(
-            nn.ModuleList(EncoderLayer(config) for _ in range(config.inner_group_num))
+            nn.ModuleList(EncoderLayer(config, number) for _ in range(config.inner_group_num))
             if config.num_hidden_groups
-            else EncoderLayer(config, first=number == 0)
+            else EncoderLayer(config, number)
             for number in range(config.num_hidden_groups or config.num_hidden_layers)
         )
         self.final_norm = make_norm(config, config.hidden_size) if config.pre_norm else None
@@ -232,7 +251,9 @@ class Encoder(nn.Module):
     def terms(self, attention_mask: Tensor, dtype: torch.dtype, *, long: bool = False) -> dict[bool, Terms]:
         """Give what layers take beside the hidden state: for global ones by False, for local ones by True."""
         seq = attention_mask.shape[1]
-        bias = None if self.position_bias is None else self.position_bias(seq, seq)
+        bias: PositionBias | None = None if self.position_bias is None else self.position_bias(seq, seq)
+        if self.relative is not None:
+            bias = self.relative(seq)
         kept = padding_mask(attention_mask)
         kinds = {False: Terms(additive(kept, dtype), bias)}
         if self.config.local_layers:

@@ -53,6 +53,7 @@ class Family:
         fields: Reads the config fields that are the family's own; gives arguments of `EncoderConfig`.
         prefix: Where the encoder lies in a checkpoint that also has a task head.
         ignored: Beginnings of names, behind the prefix, that change nothing the encoder computes.
+        spare: Beginnings of names that checkpoints keep though their config has no use for them.
         refused_unless: Further fields that must have one of these values.
         about: What is said of it to people.
         code: Beginnings of the names of published code that computes what the encoder does; a config may name it.
@@ -65,6 +66,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     refused_unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     decoder: "Family | None" = None
+    spare: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     about: About = field(default_factory=About)
 
@@ -199,6 +201,18 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "t5": _T5,
     "mt5": replace(_T5, about=_ABOUT_T5._replace(models="mT5")),
+    "deberta-v2": Family(  # and v3, which calls itself so
+        names.DEBERTA,
+        fields.deberta,
+        "deberta.",
+        (*_HEADS, "lm_predictions.", "mask_predictions."),
+        spare=("embeddings.position_embeddings.", "encoder.rel_embeddings.", "encoder.LayerNorm."),
+        about=About(
+            *("DeBERTa-v2, DeBERTa-v3", "relative, in buckets", "global, content and place apart"),
+            max_tokens="no limit; with position_biased_input max_position_embeddings",
+            notes=_FLOAT32,
+        ),
+    ),
     "bart": Family(
         seq2seq.BART,
         seq2seq.bart,

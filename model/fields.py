@@ -7,7 +7,7 @@ positions are in `rotary_fields`. May import: reading, errors.
 from typing import Any
 
 from model.errors import CheckpointError
-from model.reading import Raw, activation, head_dim, integer, number, positive, supported
+from model.reading import Raw, activation, flag, head_dim, integer, number, positive, supported, whole
 
 
 def bert(raw: Raw) -> dict[str, Any]:
@@ -103,6 +103,54 @@ def t5(raw: Raw) -> dict[str, Any]:
         "relative_attention_max_distance": positive(raw, "relative_attention_max_distance", default=128),
         "pad_token_id": integer(raw, "pad_token_id", default=0),
     }
+
+
+def deberta(raw: Raw) -> dict[str, Any]:
+    """Read DeBERTa-v2's and v3's: BERT's, with disentangled attention and, in some of v2, a convolution."""
+    positions, hidden = positive(raw, "max_position_embeddings"), positive(raw, "hidden_size")
+    width = head_dim("hidden_size", hidden, "num_attention_heads", positive(raw, "num_attention_heads"))
+    if raw.get("attention_head_size") not in (None, width):
+        raise CheckpointError(
+            f"config field attention_head_size={raw['attention_head_size']!r} must be hidden_size divided by "
+            f"num_attention_heads, {width}"
+        )
+    return {
+        **bert({**raw, "type_vocab_size": 1}),
+        "embedding_size": positive(raw, "embedding_size", default=hidden),
+        "projection_first": True,
+        "max_position_embeddings": positions if flag(raw, "position_biased_input", default=True) else 0,
+        "type_vocab_size": whole(raw, "type_vocab_size", default=0),
+        "norm_eps": number(raw, "layer_norm_eps", default=1e-7),
+        **_relative(raw, positions),
+        "conv_kernel_size": max(integer(raw, "conv_kernel_size", default=0), 0),
+        "conv_groups": positive(raw, "conv_groups", default=1),
+        "conv_act": activation({"conv_act": "tanh", **raw}, "conv_act"),
+    }
+
+
+def _relative(raw: Raw, positions: int) -> dict[str, Any]:
+    """Read how DeBERTa attends to relative positions; a longest distance that is not set is that of `positions`."""
+    norms = _listed(raw, "norm_rel_ebd", ("none", "layer_norm"))
+    terms = _listed(raw, "pos_att_type", ("c2p", "p2c"))
+    if not flag(raw, "relative_attention", default=False):
+        return {"pos_att_type": terms}
+    longest = integer(raw, "max_relative_positions", default=-1)
+    return {
+        "pos_att_type": terms,
+        "max_relative_positions": longest if longest > 0 else positions,
+        "position_buckets": max(integer(raw, "position_buckets", default=-1), 0),
+        "share_att_key": flag(raw, "share_att_key", default=False),
+        "norm_rel_ebd": "layer_norm" in norms,
+    }
+
+
+def _listed(raw: Raw, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Read names from a list, or from a text that parts them by `|`; none where the field is not set."""
+    value = raw.get(name)
+    found = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
+    if not isinstance(found, list) or not all(part in known for part in found):
+        raise CheckpointError(f"config field {name} must list some of {', '.join(known)}, got {value!r}")
+    return tuple(part for part in known if part in found)
 
 
 def albert(raw: Raw) -> dict[str, Any]:

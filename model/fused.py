@@ -20,7 +20,6 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from model.attention import MultiHeadAttention, fuse_projections, merge_heads, scaled_dot_product_attention, split_heads
-from model.config import EncoderConfig
 from model.encoder import Encoder, EncoderLayer, EncoderOutput, FeedForward
 from model.masks import additive, padding_mask
 
@@ -29,11 +28,6 @@ from model.masks import additive, padding_mask
 # the unfused softmax), so those get their padding as an additive bias.
 _HEAD_DIM_STEP = 8
 _HEAD_DIM_MAX = 1024
-
-
-def refusal(config: EncoderConfig) -> str | None:
-    """Say what of an encoder these operators cannot express; None where they can."""
-    return "rotary positions" if config.rotary is not None else None
 
 
 class FusedEncoder(nn.Module):
@@ -48,6 +42,7 @@ class FusedEncoder(nn.Module):
         """
         super().__init__()
         self.config = config = encoder.config
+        assert config.fusible, f"no fused operators compute what {config.family} computes"
         self.dtype = dtype
         self.embeddings = copy.deepcopy(encoder.embeddings).to(dtype)
         self.position_bias = copy.deepcopy(encoder.position_bias)

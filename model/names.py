@@ -49,6 +49,23 @@ MPNET = {
     "encoder.layer.{n}.attention.LayerNorm.{p}": "layers.{n}.attention_norm.{p}",
     "encoder.relative_attention_bias.weight": "position_bias.bias.weight",
 }
+DEBERTA = {
+    **_EMBEDDINGS,
+    **_SEGMENTS,
+    **_BERT_FEED_FORWARD,
+    "embeddings.embed_proj.weight": "embeddings.projection.weight",
+    "encoder.layer.{n}.attention.self.query_proj.{p}": "layers.{n}.attention.query.{p}",
+    "encoder.layer.{n}.attention.self.key_proj.{p}": "layers.{n}.attention.key.{p}",
+    "encoder.layer.{n}.attention.self.value_proj.{p}": "layers.{n}.attention.value.{p}",
+    "encoder.layer.{n}.attention.self.pos_key_proj.{p}": "layers.{n}.attention.position_key.{p}",
+    "encoder.layer.{n}.attention.self.pos_query_proj.{p}": "layers.{n}.attention.position_query.{p}",
+    "encoder.layer.{n}.attention.output.dense.{p}": "layers.{n}.attention.output.{p}",
+    "encoder.layer.{n}.attention.output.LayerNorm.{p}": "layers.{n}.attention_norm.{p}",
+    "encoder.rel_embeddings.weight": "relative.table.weight",
+    "encoder.LayerNorm.{p}": "relative.norm.{p}",
+    "encoder.conv.conv.{p}": "layers.0.convolution.conv.{p}",
+    "encoder.conv.LayerNorm.{p}": "layers.0.convolution.norm.{p}",
+}
 T5 = {
     "shared.weight": "embeddings.token.weight",
     "encoder.embed_tokens.weight": "embeddings.token.weight",

@@ -53,6 +53,14 @@ def positive(raw: Raw, name: str, default: int | None = None) -> int:
     return value
 
 
+def whole(raw: Raw, name: str, default: int) -> int:
+    """Read a whole number that is not below 0."""
+    value = integer(raw, name, default)
+    if value < 0:
+        raise CheckpointError(f"config field {name} must not be below 0, got {value}")
+    return value
+
+
 def number(raw: Raw, name: str, default: float) -> float:
     """Read a finite number that is not below 0."""
     value = raw.get(name)

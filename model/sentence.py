@@ -19,7 +19,15 @@ from model.config import DecoderConfig, EncoderConfig
 from model.confined import MOST_TOKENIZER_BYTES, inner_folder, plain_file, refuse_code
 from model.errors import CheckpointError, first_line
 from model.head import Normalize, SentenceHead, read_dense, read_poolings
-from model.pieces import SOURCE_PIECES, T5_PIECES, read_marian, read_mbart_target, read_t5
+from model.pieces import (
+    DEBERTA_PIECES,
+    SOURCE_PIECES,
+    T5_PIECES,
+    read_deberta,
+    read_marian,
+    read_mbart_target,
+    read_t5,
+)
 
 # The names under which sentence-transformers looks for the Transformer module's settings, in its order.
 _TRANSFORMER_FILES = [
@@ -36,6 +44,7 @@ _SLOW_CLASSES = [
     f"{family}Tokenizer{form}" for family in ("Bert", "DistilBert", "Electra", "MPNet") for form in ("", "Fast")
 ]
 _T5_FAMILIES = ("t5", "mt5")
+_DEBERTA_FAMILIES = ("deberta-v2",)
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 # What T5 was trained on, and what it gets where nothing sets a limit (Raffel et al. 2020, section 3.1.2).
 _TOKENS_WITHOUT_LIMIT = 512
@@ -162,6 +171,8 @@ def read_tokenizer(folder: Path, config: EncoderConfig, *, target: bool = False)
         tokenizer = _load_tokenizer(path)
     elif config.family in _T5_FAMILIES and (folder / T5_PIECES).is_file():
         tokenizer = _tried(folder / T5_PIECES, lambda: read_t5(folder, config.vocab_size))
+    elif config.family in _DEBERTA_FAMILIES and (folder / DEBERTA_PIECES).is_file():
+        tokenizer = _tried(folder / DEBERTA_PIECES, lambda: read_deberta(folder))
     else:
         tokenizer = _convert_tokenizer(folder)
     tokenizer.no_truncation()

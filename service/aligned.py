@@ -108,7 +108,7 @@ class Aligned(Matrix):
         Raises:
             InvalidRequest: The answer has no such layer or head, or no weights; the threshold is no number above 0.
         """
-        if threshold is not None and not (isinstance(threshold, int | float) and 0 < threshold <= 1):
+        if threshold is not None and not (isinstance(threshold, int | float | np.number) and 0 < threshold <= 1):
             raise InvalidRequest(f"threshold must be a number above 0 and up to 1, got {shown(threshold)}")
         weights = self.chosen(layer, head).weights
         sides = (

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from service import cli_attend, cli_families, cli_health, cli_keys, cli_view
+from service import cli_align, cli_attend, cli_families, cli_health, cli_keys, cli_view
 from service.cli_client import add_connection_arguments, open_client
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
@@ -118,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     encode.set_defaults(run=_encode)
 
     attend = cli_attend.add(commands)
+    align = cli_align.add(commands)
     view = cli_view.add(commands)
 
     info = commands.add_parser("info", help="describe a model that a server serves, and its replicas")
@@ -127,9 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     cli_keys.add(commands)
     cli_families.add(commands, _families)
 
-    for command in (encode, attend, view, info):
+    for command in (encode, attend, align, view, info):
         _add_server_arguments(command)
-    for command in (encode, attend, view):
+    for command in (encode, attend, align, view):
         cut = "where a text that is too long is cut; off refuses it; right if unset"
         command.add_argument("--truncation", choices=("right", "left", "off"), default="right", help=cut)
         command.add_argument("--prompt-name", type=cli_attend.utf8, help="prompt of the model; its default if unset")
@@ -340,6 +341,9 @@ def _info(parsed: argparse.Namespace) -> int:
     replicas = facts.pop("replicas")
     for name, value in facts.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if name == "decoder":
+            told = "{num_layers} layers, {num_heads} heads, targets of at most {max_tokens} tokens"
+            shown = told.format(**value) if value else "none"
         sys.stdout.write(f"{name:<{width}}  {shown}\n")
     for replica in replicas:
         words = (replica["id"], replica["node"], replica["device"], replica["state"], replica["digest"][:12])

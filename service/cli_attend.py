@@ -36,9 +36,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
     attend.add_argument("--head", type=int, help="one head, negative from the end; the mean over heads if unset")
     add_attention_arguments(attend)
     attend.add_argument("--rollout", action="store_true", help="what reaches each position through the layers")
-    attend.add_argument("--top-k", type=_count, default=0, metavar="K", help="only the K largest weights of each row")
+    add_top_k(attend)
     attend.set_defaults(run=run)
     return attend
+
+
+def add_top_k(command: argparse.ArgumentParser) -> None:
+    """Add the flag that leaves the largest weights alone."""
+    command.add_argument("--top-k", type=_count, default=0, metavar="K", help="only the K largest weights of each row")
 
 
 def add_attention_arguments(command: argparse.ArgumentParser) -> None:
@@ -197,14 +202,14 @@ def run(parsed: argparse.Namespace) -> int:
     with open_client(parsed) as client:
         attended = client.attend(text, **options)
     if parsed.json:
-        print_json(_as_json(parsed, attended))
+        print_json({**matrix_json(parsed, attended), **result_json(attended, tensors=False)})
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    sys.stdout.write("\n".join(_tables(attended, width)))
+    sys.stdout.write("\n".join(tables(attended, width)))
     return 0
 
 
-def _as_json(parsed: argparse.Namespace, attended: Any) -> dict[str, Any]:
+def matrix_json(parsed: argparse.Namespace, attended: Any) -> dict[str, Any]:
     """Give the weights in the shape that was asked for, and what each of their axes stands for.
 
     An axis is there for --layers, --heads and their like; not for --layer, --head, or what is reduced.
@@ -223,7 +228,7 @@ def _as_json(parsed: argparse.Namespace, attended: Any) -> dict[str, Any]:
             facts[f"{noun}s"] = list(numbers or range(weights.shape[axis]))
             axes = [noun, *axes]
     one_layer = not asked.rollout and not asked.reduce_layers and parsed.layers is None
-    shown = {
+    shown: dict[str, Any] = {
         "layer": asked.layers[0] if one_layer else None,
         "head": parsed.head,
         **facts,
@@ -234,10 +239,10 @@ def _as_json(parsed: argparse.Namespace, attended: Any) -> dict[str, Any]:
     }
     if keys is not None:
         shown["keys"] = keys.tolist()  # of each weight, its column
-    return {**shown, **result_json(attended, tensors=False)}
+    return shown
 
 
-def _tables(attended: Any, width: int | None) -> list[str]:
+def tables(attended: Any, width: int | None) -> list[str]:
     """Lay out one table for each layer and head of the answer, in columns of text up to the width, if there is one."""
     dense, asked = attended.by_layer(), attended.asked
     layers, heads = (

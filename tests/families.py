@@ -53,6 +53,18 @@ _BART = {
 }
 _MARIAN = {**_BART, "pad_token_id": 7, "decoder_start_token_id": 7, "activation_function": "swish"}
 _OWN_TABLES = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "decoder_vocab_size": 50}
+_DEBERTA = {
+    **_BERT_LIKE,
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": "p2c|c2p",
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 16,
+    "share_att_key": True,
+    "layer_norm_eps": 1e-7,
+}
+_DEBERTA_CONV = {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "share_att_key": False}
 _ALBERT = {**_BERT_LIKE, "embedding_size": 16}
 _ROTARY = {**_BERT_LIKE, "pad_token_id": 0}
 _MODERNBERT = {
@@ -134,6 +146,32 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mpnet": ("mpnet", _MPNET),
     "mpnet, one layer": ("mpnet", {**_MPNET, "num_hidden_layers": 1}),
     "mpnet, four heads, 1e-5": ("mpnet", {**_MPNET, "num_attention_heads": 4, "layer_norm_eps": 1e-5}),
+    "deberta-v2, as v3": ("deberta-v2", _DEBERTA),
+    "deberta-v2, convolution, own projections": ("deberta-v2", {**_DEBERTA_CONV, "position_buckets": 8}),
+    "deberta-v2, tanh over five tokens, content to position": (
+        "deberta-v2",
+        {**_DEBERTA_CONV, "conv_kernel_size": 5, "conv_act": "tanh", "conv_groups": 3, "pos_att_type": ["c2p"]},
+    ),
+    "deberta-v2, position to content, no buckets, small embeddings": (
+        "deberta-v2",
+        {
+            **_DEBERTA,
+            "pos_att_type": ["p2c"],
+            "position_buckets": -1,
+            "max_relative_positions": 20,
+            "share_att_key": False,
+            "norm_rel_ebd": "none",
+            "embedding_size": 16,
+        },
+    ),
+    "deberta-v2, positions in the input, two segments, no terms": (
+        "deberta-v2",
+        {**_DEBERTA, "pos_att_type": None, "position_biased_input": True, "type_vocab_size": 2},
+    ),
+    "deberta-v2, no relative positions": (
+        "deberta-v2",
+        {**_DEBERTA, "relative_attention": False, "position_biased_input": True, "embedding_size": 32},
+    ),
     "albert": ("albert", _ALBERT),
     "albert, two groups of three": ("albert", {**_ALBERT, "num_hidden_layers": 6, "num_hidden_groups": 2}),
     "albert, five layers, two groups of two, whole embeddings": (

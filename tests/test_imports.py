@@ -209,6 +209,7 @@ ALLOWED = {
     "cli_keys": {"keys"},
     "cli_families": {"cli_print"},
     "cli_attend": {"attention", "cli_client", "cli_print", "errors"},
+    "cli_align": {"attention", "cli_attend", "cli_client", "cli_print", "view"},
     "cli_health": {"cli_client", "credentials", "statuses", "errors"},
     "cli_view": {"attention", "cli_attend", "cli_client", "cli_print", "view", "errors"},
 }

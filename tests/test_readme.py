@@ -3,11 +3,15 @@
 import json
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from service.cli import main
+from service.session import Session
+from tests.service import translators
+from tests.service.faulty import serving
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 ADDRESS = "127.0.0.1:50051"
@@ -66,6 +70,17 @@ def test_the_shell_example(default_port: object, capsys: pytest.CaptureFixture[s
     words = re.findall(r'"([^"]*)"|(\S+)', command.removeprefix("$ attencode "))
     assert main([quoted or plain for quoted, plain in words]) == 0
     assert capsys.readouterr().out == shown
+
+
+def test_the_align_example(
+    export_artifact: Callable[[Path], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example of word alignments prints a line for each word of the target."""
+    translators.save("t5", tmp_path / "t5")
+    with serving(export_artifact(tmp_path / "t5"), Session) as running:
+        exec(compile(example("align").replace(ADDRESS, running.address), "README.md", "exec"), {})  # noqa: S102
+    words = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert words == ["der", "alte", "mann", "sass", "am", "fluss"]
 
 
 def test_every_module_is_in_the_table() -> None:

@@ -1,7 +1,7 @@
 """Messages: those of the contract, made of a source of choices; whatever fields the contract has, they are set.
 
-`any_message` sets fields as they come, so that most are refused; `encode_request` makes what the server mostly takes,
-so that what is behind the first checks is reached too. May import: pb, source.
+`any_message` sets fields as they come, so that most are refused; `encode_request` and `align_request` make what the
+server mostly takes, so that what is behind the first checks is reached too. May import: pb, source.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,6 +86,20 @@ def encode_request(source: Source) -> pb.EncodeRequest:
         message.attention.CopyFrom(_attention(source))
         message.attention.SetInParent()
     return message
+
+
+def align_request(source: Source) -> pb.AlignRequest:
+    """Make a request of pairs that is mostly right."""
+    pairs = [pb.SourceTarget(source=_input(source), target=_target(source)) for _ in range(1 + source.few() % 6)]
+    message = pb.AlignRequest(pairs=pairs, truncation=source.pick((0, 1, 2, 3)), data_type=source.pick((0, 1, 2)))
+    if source.chance(180):
+        message.attention.CopyFrom(_attention(source))
+        message.attention.rollout = source.chance(20)
+    return message
+
+
+def _target(source: Source) -> pb.Input:
+    return pb.Input(text=_text(source)) if source.chance(220) else _input(source)
 
 
 def _choice(source: Source, count: int) -> list[int]:

@@ -15,14 +15,21 @@ from typing import Any
 
 import grpc
 import numpy as np
-from fuzz.messages import any_message, encode_request
+from fuzz.messages import align_request, any_message, encode_request
 from fuzz.source import PIECES, Source
 from google.protobuf.message import DecodeError
 
 from service.pb import encoder_pb2 as pb
 
 SERVICE = "/attencode.v1.Encoder/"
-KINDS = {"Encode": pb.EncodeRequest, "Tokenize": pb.TokenizeRequest, "GetModel": pb.GetModelRequest}
+KINDS = {
+    "Encode": pb.EncodeRequest,
+    "Align": pb.AlignRequest,
+    "Tokenize": pb.TokenizeRequest,
+    "GetModel": pb.GetModelRequest,
+}
+METHODS = ("Encode", "Encode", "Encode", "EncodeStream", "EncodeStream", "Align", "Tokenize", "GetModel")
+"""How often each is called."""
 LONGEST_S = 30.0  # for a call whose deadline is not short; beyond it, it hangs
 DOCUMENTED = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}
 HASTY_S = (0.001, 0.003, 0.01, 0.05)
@@ -52,8 +59,17 @@ class Told:
 class Storm:
     """One run against one server."""
 
-    def __init__(self, address: str, *, seed: int = 0, in_flight: int = 32, hasty: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        seed: int = 0,
+        in_flight: int = 32,
+        hasty: bool = False,
+        methods: tuple[str, ...] = METHODS,
+    ) -> None:
         """Prepare; `hasty` gives calls short deadlines, and breaks some off, so that counts are bounds alone."""
+        self._methods = methods
         self.told = Told()
         self._address = address
         self._seed = seed
@@ -80,7 +96,7 @@ class Storm:
             draw = random.Random((self._seed << 32) + number)
             source = Source(draw.randbytes(draw.choice((8, 64, 64, 256, 256, 256, 2000))))
             timeout_s = draw.choice(HASTY_S) if self._hasty and draw.random() < 0.5 else LONGEST_S
-            method = draw.choice(("Encode", "Encode", "Encode", "EncodeStream", "EncodeStream", "Tokenize", "GetModel"))
+            method = draw.choice(self._methods)
             call = self._stream if method == "EncodeStream" else self._unary
             async with asyncio.timeout(LONGEST_S + 10):
                 await call(channel, method, source, draw, timeout_s)
@@ -166,6 +182,8 @@ def _bytes_of(kind: Any, source: Source) -> bytes:
     way = source.byte()
     if way < 30:
         return source.data(source.left)
+    if way < 170 and kind is pb.AlignRequest:
+        return align_request(source).SerializeToString()
     if way < 140 and kind is not pb.GetModelRequest:
         right = encode_request(source)
         whole = pb.TokenizeRequest(inputs=right.inputs, truncation=right.truncation)

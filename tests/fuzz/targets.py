@@ -11,28 +11,29 @@ from typing import Any
 
 import grpc
 import numpy as np
-from fuzz.messages import any_message, encode_request
+from fuzz.messages import align_request, any_message, encode_request
 from fuzz.source import Source
 from google.protobuf.message import DecodeError
 
 from service import codec
-from service.answers import attended, streamed
+from service.answers import aligned, attended, streamed
 from service.artifact import Artifact, open_description
 from service.chunks import Joiner, cut
+from service.codec_align import decode_align_request, encode_align_request
 from service.codec_model import decode_model_info
 from service.errors import AttencodeError, InternalFault, InvalidRequest
 from service.outputs import Selection, check_answer_size, select
 from service.pb import encoder_pb2 as pb
 from service.reduce import Look, Reducer
-from service.request import EncodeRequest, TextInput, TokenIdsInput
+from service.request import AlignRequest, EncodeRequest, TextInput, TokenIdsInput
 from service.resumption import Resumption, Unanswered
 from service.statuses import Callee
 from service.tokenization import Sequence, TextTokenizer
 
 Target = Callable[[bytes], str]
 
-_REQUESTS = (pb.EncodeRequest, pb.EncodeStreamRequest, pb.TokenizeRequest, pb.GetModelRequest)
-_ANSWERS = (pb.EncodeResponse, pb.TokenizeResponse, pb.GetModelResponse)
+_REQUESTS = (pb.EncodeRequest, pb.EncodeStreamRequest, pb.AlignRequest, pb.TokenizeRequest, pb.GetModelRequest)
+_ANSWERS = (pb.EncodeResponse, pb.AlignResponse, pb.TokenizeResponse, pb.GetModelResponse)
 _CALLEE = Callee("127.0.0.1:1", 1.0)
 
 
@@ -45,6 +46,8 @@ def request_bytes(source: Source) -> tuple[Any, bytes]:
         message = encode_request(source)
         whole = message if kind is pb.EncodeRequest else pb.EncodeStreamRequest(id=source.unsigned(64), request=message)
         return kind, whole.SerializeToString()
+    if way < 150 and kind is pb.AlignRequest:
+        return kind, align_request(source).SerializeToString()
     data = bytearray(any_message(kind, source).SerializeToString())
     for _ in range(source.few() if way > 220 and data else 0):
         data[source.below(len(data))] = source.byte()
@@ -61,6 +64,11 @@ def codec_requests(data: bytes) -> str:
         if kind is pb.TokenizeRequest:
             again = codec.encode_tokenize_request(request := codec.decode_tokenize_request(message))
             assert codec.decode_tokenize_request(again) == request
+            return "read"
+        if kind is pb.AlignRequest:
+            pairs = decode_align_request(message)
+            written = encode_align_request(pairs).SerializeToString()
+            assert decode_align_request(pb.AlignRequest.FromString(written)) == pairs
             return "read"
         message = message.request if kind is pb.EncodeStreamRequest else message
         request = codec.decode_encode_request(message)
@@ -224,6 +232,9 @@ def answers(data: bytes) -> str:
     try:
         if kind is pb.EncodeResponse:
             codec.decode_encode_response(message)
+        elif kind is pb.AlignResponse:
+            text = TextInput("abc")
+            aligned(AlignRequest(((text, text),) * len(message.results)), message)
         elif kind is pb.TokenizeResponse:
             codec.decode_tokenize_response(message)
         else:

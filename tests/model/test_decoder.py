@@ -19,6 +19,8 @@ from model.export import export
 from model.families import FAMILIES
 
 CASES = [case for case, (family, _) in families.CASES.items() if FAMILIES[family].decoder]
+# An export each: of families that are as another one, one.
+EXPORTED = [case for case in CASES if not case.startswith(("mt5,", "mbart,"))]
 # Of sources, and of their targets.
 LENGTHS = [((1,), (1,)), ((5, 17, 3), (9, 2, 20)), ((40, 8, 64, 2), (3, 50, 7, 64))]
 Save = Callable[[str], tuple[Any, Path]]
@@ -74,7 +76,7 @@ def test_torch_equals_transformers(saved: Save, case: str, lengths: tuple[tuple[
         torch.testing.assert_close(over_source, torch.ones_like(over_source), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EXPORTED)
 def test_onnx_equals_transformers(saved: Save, export_artifact: Callable[[Path], Path], case: str) -> None:
     """The graph, fed with what the encoder's graph gives, differs by at most 1e-4."""
     model, folder = saved(case)

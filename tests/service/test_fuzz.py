@@ -9,11 +9,14 @@ import psutil
 import pytest
 from authority import Authority
 from fuzz import files, targets
-from fuzz.storm import Storm, counted, in_excess, left_behind
+from fuzz.storm import METHODS, Storm, counted, in_excess, left_behind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attencode import AttencodeError
+from service.session import Session
+from tests.service import translators
+from tests.service.faulty import serving
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 some = settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -145,3 +148,13 @@ def test_a_whole_server(stormy: Any, hasty: bool) -> None:
         asyncio.run(asyncio.sleep(0.1))
     assert not left
     assert process.memory_info().rss - resident < 150 * MIB
+
+
+def test_pairs_in_a_storm(export_artifact: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Where there is a decoder pairs of every kind are answered or refused, and plain requests among them as ever."""
+    translators.save("t5", tmp_path / "t5")
+    with serving(export_artifact(tmp_path / "t5"), Session) as running:
+        told = asyncio.run(Storm(running.address, seed=3, methods=(*METHODS, *["Align"] * 8)).run(600))
+    assert not told.faults
+    assert told.statuses["Align", "OK"] > 20
+    assert told.statuses["Align", "INVALID_ARGUMENT"] > 20

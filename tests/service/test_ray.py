@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from attencode import Client, InternalFault, encode_request
+from tests.service import translators
 from tests.service.faults.load import free_port, wait_until
+from tests.service.faulty import serving
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; install attencode[ray]")
 
@@ -185,6 +187,25 @@ def test_large_tensors_cross(ray_cluster: str, gateway_of: Callable[..., str], m
             np.testing.assert_allclose(item.attention, alone.attention, atol=1e-5)
             np.testing.assert_allclose(item.hidden_states, alone.hidden_states, atol=1e-4)
     ray_serve.delete(application_name("large"))
+
+
+def test_pairs_cross(
+    ray_cluster: str, gateway_of: Callable[..., str], export_artifact: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """Pairs, whose targets have a tokenizer of their own, get from replicas what they get from a local session."""
+    translators.save("marian", tmp_path / "marian")
+    artifact = translators.with_own_targets(export_artifact(tmp_path / "marian"), tmp_path / "artifact")
+    pairs, options = [("the old man", "sat by"), ("a", "the river and the boats")], {"top_k": 2, "words": True}
+    with serving(artifact, Session) as running:
+        alone = [running.client.align_pairs(pairs), running.client.align_pairs(pairs, **options)]
+    deploy("pairs", settings(artifact), None)
+    with Client(gateway_of("pairs")) as client:
+        assert client.get_model().decoder is not None
+        for asked, known in zip(({}, options), alone, strict=True):
+            for one, other in zip(client.align_pairs(pairs, **asked), known, strict=True):
+                assert one.target.tokens.ids == other.target.tokens.ids
+                np.testing.assert_allclose(one.attention, other.attention, atol=1e-5)
+    ray_serve.delete(application_name("pairs"))
 
 
 def test_replicas_take_the_server_s_patience(tiny_artifact: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_thousand_mixed_requests(minilm_address: str) -> None:
     requests = [[draw.randrange(len(texts)) for _ in range(draw.choice((1, 1, 1, 2, 9)))] for _ in range(1000)]
 
     async def one_client(todo: list[list[int]]) -> None:
-        async with attencode.AsyncClient(minilm_address) as client:
+        async with attencode.AsyncClient(minilm_address, timeout_s=300) as client:  # however slow the machine
             while todo:
                 numbers = todo.pop()
                 with_attention = len(numbers) == 2

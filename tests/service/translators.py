@@ -1,11 +1,18 @@
 """Translators: tiny seeded encoder-decoder checkpoints, made by transformers, whose words are several tokens."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attencode import Client
+from tests.service.faulty import Faults, Running, serving
 
 _SPECIALS = ("<pad>", "</s>", "<unk>", "<s>")
 _VOCABULARY = [*_SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
@@ -78,6 +85,33 @@ def _marian() -> Any:
 FAMILIES: Mapping[str, Callable[[], Any]] = {"t5": _t5, "bart": _bart, "marian": _marian}
 
 
+@dataclass(frozen=True)
+class Translator:
+    """A served model, and transformers' own of the same weights."""
+
+    model: Any
+    artifact: Path
+    faults: Faults
+    running: Running
+
+    @property
+    def client(self) -> Client:
+        return self.running.client
+
+    def whole(self, item: Any) -> NDArray[np.float32]:
+        """Give what transformers says of an answer's pair."""
+        return cross_attentions(self.model, item.source.tokens.ids, item.target.tokens.ids)
+
+
+def served(family: str, folder: Path, export: Callable[[Path], Path]) -> Iterator[Translator]:
+    """Serve a family's tiny model, with company for whoever asks at the same time."""
+    model, faults = save(family, folder), Faults()
+    artifact = export(folder)
+    settings = {"max_queue_delay_ms": 50, "max_batch_tokens": 4096, "max_inputs": 64, "max_message_bytes": 2**20}
+    with serving(artifact, faults.session, **settings) as running:
+        yield Translator(model, artifact, faults, running)
+
+
 def save(family: str, folder: Path) -> Any:
     """Save a family's checkpoint with a tokenizer that makes a token of every letter; gives the model."""
     import torch
@@ -116,3 +150,24 @@ def cross_attentions(model: Any, source: list[int], target: list[int]) -> NDArra
             output_attentions=True,
         )
     return torch.cat(output.cross_attentions).numpy()
+
+
+def with_own_targets(artifact: Path, folder: Path) -> Path:
+    """Copy an artifact into a folder, with a tokenizer of its own for targets: z takes a's place, y b's, and so on."""
+    shutil.copytree(artifact, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+    words = tokenizer["model"]["vocab"]
+    turned = {word: words[word if word.startswith("<") else word[:-1] + _turned(word[-1])] for word in words}
+    tokenizer["model"]["vocab"] = dict(sorted(turned.items(), key=lambda item: item[1]))
+    written = json.dumps(tokenizer).encode()
+    (folder / "target_tokenizer.json").write_bytes(written)
+    described = json.loads((folder / "artifact.json").read_bytes())
+    described["decoder"]["tokenizer"] = "target_tokenizer.json"
+    digest = hashlib.sha256(written).hexdigest()
+    described["files"]["target_tokenizer.json"] = {"bytes": len(written), "sha256": digest}
+    (folder / "artifact.json").write_text(json.dumps(described))
+    return folder
+
+
+def _turned(letter: str) -> str:
+    return chr(ord("a") + ord("z") - ord(letter)) if letter.isalpha() else letter
