@@ -32,10 +32,12 @@ class Parts:
         """Give the context (batch, heads, seq, head_dim)."""
         width = (query.shape[2] + PARTS - 1) // PARTS
         turned = key.transpose(-2, -1)
-        contexts = []
-        for number in range(PARTS):
-            part = query[:, :, number * width : (number + 1) * width] * scale
+        contexts: list[Tensor] = []
+        begin = 0
+        for _ in range(PARTS):
+            part = query[:, :, begin : begin + width] * scale
             contexts.append((part @ turned + self.mask).softmax(dim=-1) @ value)
+            begin = begin + contexts[-1].shape[2]  # so that a runtime cannot begin a part before the last has ended
         return torch.cat(contexts, dim=2)
 
 

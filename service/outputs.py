@@ -26,6 +26,8 @@ Row = Mapping[str, NDArray[Any]]
 
 _FLOAT16_MAX = 65504.0
 
+_MOST_WEIGHTS_BYTES = 1 << 29  # of one text and layer: two to three times as much is held while a layer is computed
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -41,6 +43,7 @@ class Selection:
         vectors: Query and key vectors, likewise.
         data_type: Element type of the answer.
         model_hidden_size: Width of a hidden state.
+        num_heads: Heads of each layer.
         head_dim: Width of a query or key vector.
         last_layer: Number of the layer whose output is the last hidden state.
     """
@@ -54,6 +57,7 @@ class Selection:
     vectors: QueryKeyVectors | None
     data_type: DataType
     model_hidden_size: int
+    num_heads: int
     head_dim: int
     last_layer: int
 
@@ -91,10 +95,16 @@ class Selection:
         """Say what is wanted of each sequence's attention; empty where nothing is.
 
         Raises:
-            InvalidRequest: A token or a span that a sequence does not have.
+            InvalidRequest: A token or a span that a sequence does not have, or one too long to look at.
         """
         if not self.looks_inside:
             return ()
+        longest = max(sequence.length for sequence in sequences)
+        if (size := self.num_heads * longest**2 * ITEM_BYTES["float32"]) > _MOST_WEIGHTS_BYTES:
+            raise InvalidRequest(
+                f"attention over {longest:,} tokens takes {size:,} bytes a layer while it is computed, more than the "
+                f"{_MOST_WEIGHTS_BYTES:,} of this server; ask it of a shorter text, or for other outputs"
+            )
         check_places(self.places, len(sequences), "inputs")
         looks = []
         for number, sequence in enumerate(sequences):
@@ -196,6 +206,7 @@ def select(outputs: Outputs, artifact: Artifact) -> Selection:
         vectors=_resolved("query_key_vectors", outputs.query_key_vectors, artifact),
         data_type=outputs.data_type,
         model_hidden_size=artifact.hidden_size,
+        num_heads=artifact.num_attention_heads,
         head_dim=artifact.head_dim,
         last_layer=layers,
     )

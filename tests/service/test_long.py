@@ -11,9 +11,14 @@ import torch
 import families
 from attencode import Client
 from service.artifact import LONG_TOKENS, open_artifact
+from service.attention import Attention
 from service.batching import Batch
+from service.errors import InvalidRequest
+from service.outputs import select
 from service.placement import choose_placement
+from service.request import Outputs, Tokens
 from service.session import Session
+from service.tokenization import Sequence
 from tests.service.gate import OUTPUT, GateRunner, run, sequence, started
 
 CASE = "modernbert, long texts"
@@ -49,6 +54,18 @@ def test_served_long_texts_equal_transformers(
         if item is result.results[2]:
             weights = expected.attentions[1][0].mean(0)
             np.testing.assert_allclose(np.squeeze(looked.attention), weights, rtol=0, atol=1e-4)
+
+
+def test_attention_that_no_memory_holds(saved: tuple[object, Path], export_artifact: Callable[[Path], Path]) -> None:
+    """Attention over a text so long that its weights would fill the memory is refused; other outputs are not."""
+    artifact = open_artifact(export_artifact(saved[1]))
+    nothing = [(0, 0)] * 7000
+    tokens = Tokens([0] * 7000, [""] * 7000, nothing, nothing, [-1] * 7000, [0] * 7000, [False] * 7000)
+    texts = [Sequence(np.zeros(7000, np.int64), None, 7000, tokens)]
+    look = select(Outputs(attention=Attention(layers=(0,), top_k=1)), artifact)
+    with pytest.raises(InvalidRequest, match="attention over 7,000 tokens takes 588,000,000 bytes a layer"):
+        look.looks(texts)
+    assert select(Outputs(token_embeddings=True), artifact).looks(texts) == ()
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
