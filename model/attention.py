@@ -6,16 +6,17 @@
 
 Shapes use one vocabulary: batch, heads, query (rows), key (columns), head_dim, hidden.
 A boolean mask says where a query may look (True); an additive one is added to the scores. Masks, like
-position biases, broadcast to (batch, heads, query, key). May import: masks, torch.
+position biases, broadcast to (batch, heads, query, key). May import: masks, rotary, torch.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from model.masks import additive
+from model.rotary import Rotation, rotate
 
 
 def attention_weights(
@@ -101,6 +102,14 @@ def merge_heads(context: Tensor) -> Tensor:
     return context.transpose(1, 2).flatten(2)
 
 
+class Attend(Protocol):
+    """A way to compute the context of queries, keys and values without all of the weights at once."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Give softmax(Q K^T * scale + ...) V, all (batch, heads, seq, head_dim)."""
+        ...
+
+
 class KeyValueCache(NamedTuple):
     """Keys and values of the tokens so far, each (batch, heads, key, head_dim)."""
 
@@ -174,6 +183,8 @@ class MultiHeadAttention(nn.Module):
         position_bias: Tensor | None = None,
         head_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        rotation: Rotation | None = None,
+        attend: Attend | None = None,
         output_attentions: bool = False,
     ) -> AttentionOutput:
         """Let every position of `hidden` look at every other, or at those of `key_value_states`.
@@ -185,15 +196,19 @@ class MultiHeadAttention(nn.Module):
             position_bias: Added to the scores, broadcasts likewise.
             head_mask: (heads,), a factor of each head's weights; 0 silences a head.
             cache: Keys and values of earlier tokens, to which this call's are appended.
+            rotation: Turns queries and keys by their places.
+            attend: Computes the context in place of the whole matrix of weights, mask included.
             output_attentions: Whether the weights are wanted.
         """
         self._check_inputs(hidden, key_value_states, head_mask, cache)
         source = hidden if key_value_states is None else key_value_states
-        query, key = self.queries_and_keys(hidden, source)
+        query, key = self.queries_and_keys(hidden, source, rotation)
         value = split_heads(self.value(source), self.num_heads)  # (batch, heads, key, head_dim)
         if cache is not None:
             cache = KeyValueCache(torch.cat((cache.key, key), dim=2), torch.cat((cache.value, value), dim=2))
             key, value = cache
+        if attend is not None:
+            return AttentionOutput(self.output(merge_heads(attend(query, key, value, self.scale))), None, cache)
         context, weights = scaled_dot_product_attention(
             query,
             key,
@@ -207,14 +222,17 @@ class MultiHeadAttention(nn.Module):
         output = self.output(merge_heads(context))  # (batch, query, hidden)
         return AttentionOutput(output, weights if output_attentions else None, cache)
 
-    def queries_and_keys(self, hidden: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    def queries_and_keys(
+        self, hidden: Tensor, source: Tensor, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Project what looks, and what is looked at, as they are multiplied.
 
         Shape:
             hidden: (batch, query, hidden); source: (batch, key, hidden)
             returns: (batch, heads, query, head_dim), (batch, heads, key, head_dim)
         """
-        return split_heads(self.query(hidden), self.num_heads), split_heads(self.key(source), self.num_heads)
+        query, key = split_heads(self.query(hidden), self.num_heads), split_heads(self.key(source), self.num_heads)
+        return (query, key) if rotation is None else (rotate(query, rotation), rotate(key, rotation))
 
     def _check_inputs(
         self, hidden: Tensor, source: Tensor | None, head_mask: Tensor | None, cache: KeyValueCache | None

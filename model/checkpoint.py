@@ -69,7 +69,8 @@ def load_encoder(folder: Path) -> Encoder:
         CheckpointError: The config is not supported, or a file or tensor is not what it must be.
     """
     raw = read_json(folder / "config.json")
-    refuse_code(folder / "config.json", raw)
+    family = FAMILIES.get(str(raw.get("model_type")))
+    refuse_code(folder / "config.json", raw, family.code if family else ())
     config = read_config(raw)
     encoder = _hollow(folder, lambda: Encoder(config))
     encoder.load_state_dict(_read_state(folder, config, FAMILIES[config.family], encoder.state_dict()), assign=True)
@@ -115,15 +116,24 @@ def _hollow(folder: Path, make: Callable[[], Stack]) -> Stack:
         raise CheckpointError(f"{folder}/config.json has sizes that no tensor can have: {first_line(error)}") from error
 
 
-def rename(name: str, family: Family) -> str | None:
-    """Give our name of a checkpoint's tensor; None when no row of the family's table has it."""
+def rename(name: str, family: Family) -> tuple[str, ...]:
+    """Give our names of a checkpoint's tensor, one for each equal part; none when no row of the family's table has it.
+
+    A tensor is one of ours, as a rule.
+    """
     stem, _, last = name.rpartition(".")
     name = f"{stem}.{_OLD_NORM.get(last, last)}"
     for source, target in family.names.items():
-        pattern = re.escape(source).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
-        if match := re.fullmatch(pattern, name):
-            return target.format(**match.groupdict())
-    return None
+        if match := re.fullmatch(_pattern(source), name):
+            targets = (target,) if isinstance(target, str) else target
+            return tuple(part.format(**match.groupdict()) for part in targets)
+    return ()
+
+
+def _pattern(name: str) -> str:
+    """Give a regular expression for a name of a rename table."""
+    pattern = re.escape(name).replace(r"\{p\}", "(?P<p>weight|bias)")
+    return re.sub(r"\\\{([nm])\\\}", r"(?P<\1>\\d+)", pattern)
 
 
 def _read_state(
@@ -144,14 +154,15 @@ def _read_state(
             ours = rename(name.removeprefix(prefix), family)
             if not name.startswith(prefix) or _left(name.removeprefix(prefix), ours, family, expected):
                 continue
-            if ours is None or ours not in expected:
+            if not ours or not expected.keys() >= set(ours):
                 faults.append(f"unexpected tensor {name} {tuple(tensor.shape)}")
-            elif ours in state and not torch.equal(state[ours], tensor.to(torch.float32)):
-                faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
-            elif fault := _tensor_fault(name, tensor, expected[ours]):
+            elif fault := _tensor_fault(name, tensor, _whole(expected, ours)):
                 faults.append(fault)
             else:
-                state[ours] = tensor.to(torch.float32).contiguous()
+                parts = dict(zip(ours, tensor.to(torch.float32).chunk(len(ours)), strict=True))
+                if any(part in state and not torch.equal(state[part], parts[part]) for part in ours):
+                    faults.append(f"duplicate tensor {name} {tuple(tensor.shape)}")
+                state |= {part: numbers.contiguous() for part, numbers in parts.items()}
     if config.sinusoidal:
         state.setdefault("embeddings.position.weight", sinusoids(config.max_position_embeddings, config.embedding_size))
     named = {fault.split()[2] for fault in faults}
@@ -165,11 +176,17 @@ def _read_state(
     return state
 
 
-def _left(name: str, ours: str | None, family: Family, expected: Mapping[str, Tensor]) -> bool:
+def _left(name: str, ours: tuple[str, ...], family: Family, expected: Mapping[str, Tensor]) -> bool:
     """Tell whether a tensor changes nothing that is computed: one of a head, or one the config has no use for."""
-    if ours is None:
+    if not ours:
         return name.startswith(family.ignored)
-    return ours not in expected and name.startswith(family.spare)
+    return not expected.keys() >= set(ours) and name.startswith(family.spare)
+
+
+def _whole(expected: Mapping[str, Tensor], ours: tuple[str, ...]) -> Tensor:
+    """Give the shape, as a tensor without numbers, of one that holds some of ours."""
+    first = expected[ours[0]]
+    return first if len(ours) == 1 else first.new_empty((first.shape[0] * len(ours), *first.shape[1:]), device="meta")
 
 
 def _tensor_fault(name: str, tensor: Tensor, expected: Tensor) -> str | None:
@@ -297,11 +314,12 @@ def _refuse_packed(path: Path) -> None:
 
 def _their_names(ours: str, family: Family, prefix: str) -> list[str]:
     """Give the names that one of our tensors may have in a checkpoint."""
-    names = []
-    for source, target in family.names.items():
-        pattern = re.escape(target).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{p\}", "(?P<p>weight|bias)")
-        if match := re.fullmatch(pattern, ours):
-            names.append(prefix + source.format(**match.groupdict()))
+    names = [
+        prefix + source.format(**match.groupdict())
+        for source, target in family.names.items()
+        for part in ((target,) if isinstance(target, str) else target)
+        if (match := re.fullmatch(_pattern(part), ours))
+    ]
     assert names, f"no row of the family's rename table makes {ours}"
     return names
 

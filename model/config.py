@@ -6,12 +6,25 @@ a Hugging Face `config.json` by `model.families`. May import: errors.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from model.errors import CheckpointError
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "tanh")
 _MOST_DISTANCE = 1 << 24  # no sequence is as long
 _MOST_LAYERS = 1000  # far above any published encoder's; a broken number must not build modules for hours
+
+
+class Rotary(NamedTuple):
+    """How fast rotary positions turn.
+
+    Attributes:
+        base: The slowest pair turns by about 1 / base a place.
+        divisor: What every angle is divided by.
+    """
+
+    base: float
+    divisor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +36,10 @@ class EncoderConfig:
         vocab_size: Rows of the token embedding.
         embedding_size: Width of the embeddings; one that differs from `hidden_size` is projected to it.
         hidden_size: Width of every hidden state (`hidden` in shapes).
-        num_hidden_layers: Encoder layers.
+        num_hidden_layers: Encoder layers that a text runs through.
+        num_hidden_groups: Groups of layers that share their weights: each stands for the same number of neighbours
+            (ALBERT). 0 where every layer has its own.
+        inner_group_num: Layers of one group, which run one after the other.
         num_attention_heads: Heads of each layer (`heads` in shapes).
         head_dim: Width of one head's query, key and value vectors.
         intermediate_size: Inner width of the feed-forward block.
@@ -35,13 +51,18 @@ class EncoderConfig:
         padding_takes_places: Whether padding is counted all the same (BART).
         sinusoidal: Whether the position embedding is the fixed one of sines, which a checkpoint may leave out.
         type_vocab_size: Rows of the segment embedding; 0 where there is none.
+        embedding_projection: Whether embeddings are projected even where the widths are equal.
         embedding_scale: Factor of the token embeddings.
         embedding_norm: Whether the embeddings are normalized.
         projection_first: Whether embeddings are projected, without a bias, before they are normalized.
         norm: `layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019).
         norm_eps: Epsilon inside every norm.
         pre_norm: Whether norms stand before the sublayers, with one more behind the last layer.
-        bias: Whether linear maps have one.
+        first_norm: Whether a norm stands before the first layer's attention too, where norms stand before.
+        norm_bias: Whether norms have one.
+        bias: Whether linear maps have one, unless the next two say otherwise.
+        intermediate_bias: Whether the first maps of the feed-forward block have one.
+        output_bias: Whether its last map has one.
         scaled: Whether attention scores are divided by sqrt(head_dim).
         relative_attention_num_buckets: Buckets of the position bias shared by all layers; 0 for none.
         relative_attention_max_distance: Distance from which on its last bucket holds.
@@ -53,6 +74,11 @@ class EncoderConfig:
         conv_kernel_size: Tokens that the convolution beside the first layer spans; 0 for none.
         conv_groups: Groups of its channels.
         conv_act: Its activation, one of `ACTIVATIONS`.
+        rotary: Rotary positions of queries and keys; None for none.
+        local_rotary: Those of layers with local attention.
+        max_rotary_positions: Places that rotary positions are meant for; 0 without them.
+        local_layers: Numbers of the layers whose tokens look at their neighbours alone.
+        local_reach: How many places away those look at most, to either side.
         pad_token_id: Token id that fills padded places.
     """
 
@@ -61,6 +87,8 @@ class EncoderConfig:
     embedding_size: int
     hidden_size: int
     num_hidden_layers: int
+    num_hidden_groups: int = 0
+    inner_group_num: int = 1
     num_attention_heads: int
     head_dim: int
     intermediate_size: int
@@ -71,13 +99,18 @@ class EncoderConfig:
     padding_takes_places: bool = False
     sinusoidal: bool = False
     type_vocab_size: int
+    embedding_projection: bool = False
     embedding_scale: float = 1.0
     embedding_norm: bool = True
     projection_first: bool = False
     norm: str = "layer"
     norm_eps: float
     pre_norm: bool = False
+    first_norm: bool = True
+    norm_bias: bool = True
     bias: bool = True
+    intermediate_bias: bool | None = None
+    output_bias: bool | None = None
     scaled: bool = True
     relative_attention_num_buckets: int = 0
     relative_attention_max_distance: int = 128
@@ -89,6 +122,11 @@ class EncoderConfig:
     conv_kernel_size: int = 0
     conv_groups: int = 1
     conv_act: str = "tanh"
+    rotary: Rotary | None = None
+    local_rotary: Rotary | None = None
+    max_rotary_positions: int = 0
+    local_layers: frozenset[int] = frozenset()
+    local_reach: int = 0
     pad_token_id: int
 
     def __post_init__(self) -> None:
@@ -118,6 +156,8 @@ class EncoderConfig:
             raise CheckpointError(
                 f"config field max_position_embeddings={self.max_position_embeddings} leaves no place for a token"
             )
+        if self.rotary and self.head_dim % 2:
+            raise CheckpointError(f"rotary positions turn pairs of numbers: head_dim={self.head_dim} must be even")
         exact = self.relative_attention_num_buckets // 4  # distances with a bucket of their own, on each side
         if self.relative_attention_num_buckets and not 1 <= exact < self.relative_attention_max_distance:
             raise CheckpointError(
@@ -154,12 +194,14 @@ class EncoderConfig:
     @property
     def fusible(self) -> bool:
         """Whether the operators of `model.fused` can express what it computes."""
-        return not (self.disentangled or self.conv_kernel_size)
+        return not (self.disentangled or self.conv_kernel_size or self.rotary)
 
     @property
     def max_tokens(self) -> int | None:
         """Longest sequence in tokens, special tokens included; None where positions set no limit."""
-        return self.max_position_embeddings - self.position_offset if self.max_position_embeddings else None
+        if self.max_position_embeddings:
+            return self.max_position_embeddings - self.position_offset
+        return self.max_rotary_positions or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,13 +61,22 @@ def inner_folder(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def refuse_code(path: Path, raw: dict[str, object]) -> None:
+def refuse_code(path: Path, raw: dict[str, object], known: tuple[str, ...] = ()) -> None:
     """Refuse a config that names code of the checkpoint's own: it is never run, and without it the numbers differ.
+
+    Args:
+        path: For messages.
+        raw: The parsed config.
+        known: Beginnings of names of code that computes what the encoder does; those may be named.
 
     Raises:
         CheckpointError: It does.
     """
-    if raw.get("auto_map") or raw.get("trust_remote_code"):
+    named = raw.get("auto_map")
+    values = list(named.values()) if isinstance(named, dict) else [named]
+    if known and all(isinstance(value, str) and value.startswith(known) for value in values):
+        named = None
+    if named or raw.get("trust_remote_code"):
         raise CheckpointError(
             f"{path} names code of the checkpoint's own (auto_map), which is never run; "
             "take a checkpoint of a supported family without it"

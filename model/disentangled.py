@@ -119,9 +119,13 @@ class DisentangledAttention(MultiHeadAttention):
         mask: Tensor | None = None,
         *,
         position_bias: RelativePositions | None = None,
+        rotation: None = None,
+        attend: None = None,
         output_attentions: bool = False,
     ) -> AttentionOutput:
         """Let every position of `hidden` (batch, seq, hidden) look at every other."""
+        assert rotation is None, "places are told apart by terms of their own"
+        assert attend is None, "the terms of position need the whole matrix"
         query, key = self.queries_and_keys(hidden, hidden)
         value = split_heads(self.value(hidden), self.num_heads)
         bias = self.position_bias(query, key, position_bias)

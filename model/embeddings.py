@@ -24,8 +24,8 @@ class Embeddings(nn.Module):
         self.projection_first = config.projection_first
         normed = config.hidden_size if self.projection_first else width
         self.norm = make_norm(config, normed) if config.embedding_norm else None
-        bias = not self.projection_first
-        self.projection = nn.Linear(width, config.hidden_size, bias) if width != config.hidden_size else None
+        projected = config.embedding_projection or width != config.hidden_size
+        self.projection = nn.Linear(width, config.hidden_size, not self.projection_first) if projected else None
         self.scale = config.embedding_scale
         self.position_offset = config.position_offset
         self.padding_takes_places = config.padding_takes_places

@@ -2,6 +2,7 @@
 
     encode.onnx                 the encoder, its poolings and the hidden states that are asked for
     attention.onnx              what a layer's heads look at, from that layer's input and weights
+    long.onnx                   the first for long texts, of models that take them
     decoder.onnx                of an encoder-decoder: what its decoder's heads look at in the source
     weights.bin                 their weights, shared
     encode.cuda.onnx            with float16: the first graph for CUDA, fused, with the last hidden state alone
@@ -27,9 +28,10 @@ import onnx
 import torch
 from tokenizers import Tokenizer
 
+from model.attention_graph import AttentionGraph
 from model.checkpoint import load_decoder, load_encoder
 from model.decoder import Decoder
-from model.encoder import Encoder
+from model.encoder import Encoder, EncoderOutput
 from model.errors import CheckpointError, ExportError
 from model.folder import refuse_foreign, write_description, written_aside
 from model.fused import FusedEncoder
@@ -37,27 +39,19 @@ from model.graphs import (
     CUDA_POOLED_FILE,
     CUDA_WEIGHTS_FILE,
     WEIGHTS_FILE,
-    AttentionGraph,
     DecoderGraph,
     EncoderGraph,
     Graph,
-    attach_attention_weights,
-    attach_weights,
-    fold_weights,
-    place_of,
+    Places,
+    long_graphs,
     prune,
-    trace,
-    trace_attention,
-    weight_of,
-    write_weights,
+    write_graphs,
 )
 from model.head import SentenceHead
 from model.hub import Source, locate
 from model.sentence import SentenceSettings, encoder_folder, read_sentence, read_target_tokenizer, read_tokenizer
 
 FORMAT_VERSION = 5
-Places = list[dict[str, Any]]
-"""For each layer, where its own weights lie, by their names within a layer."""
 TARGET_TOKENIZER = "target_tokenizer.json"
 PRECISIONS = ("float32", "float16")
 MAX_DIFFERENCE = 1e-4  # float32, any output, any value, against torch
@@ -116,7 +110,7 @@ def export(
     with written_aside(output) as folder:
         plain = EncoderGraph(encoder, head, pool_prompt=settings.pool_prompt)
         crossed = DecoderGraph(encoder, decoder) if decoder is not None else None
-        places = _write_graphs(folder, plain, WEIGHTS_FILE, encoder, crossed)
+        places = write_graphs(folder, plain, WEIGHTS_FILE, encoder, crossed)
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False), encoding="utf-8")
         if target_tokenizer is not tokenizer:
             (folder / TARGET_TOKENIZER).write_text(target_tokenizer.to_str(pretty=False), encoding="utf-8")
@@ -139,7 +133,7 @@ def _write_float16(
 ) -> dict[str, float]:
     """Write the graphs for CUDA and give how near they are to the plain one, by the description's names."""
     fused = EncoderGraph(FusedEncoder(encoder, torch.float16), head, pool_prompt=pool_prompt)
-    _write_graphs(folder, fused, CUDA_WEIGHTS_FILE)
+    write_graphs(folder, fused, CUDA_WEIGHTS_FILE)
     whole = onnx.load_model(folder / fused.file, load_external_data=False)
     onnx.save_model(prune(whole, ["last_hidden_state", f"pooled_{head.pooling}"]), folder / CUDA_POOLED_FILE)
     cosines = check_float16(folder, fused, plain)
@@ -159,10 +153,12 @@ def check(folder: Path, plain: EncoderGraph, places: Places, decoder: DecoderGra
     worst = 0.0
     encoder = plain.encoder
     assert isinstance(encoder, Encoder)
-    inspected: list[Graph] = [plain, *(AttentionGraph(encoder, layer) for layer in range(len(places)))]
+    outputs: dict[tuple[int, ...], EncoderOutput] = {}
+    looks = (AttentionGraph(encoder, layer) for layer in range(len(places)))
+    inspected: list[Graph] = [plain, *long_graphs(plain), *looks]
     for graph in [*inspected, *([decoder] if decoder is not None else [])]:
         weights = _weights_at(folder, places[graph.number]) if isinstance(graph, AttentionGraph) else {}
-        for _, exact, ours in _compared(folder, graph, graph, weights):
+        for _, exact, ours in _compared(folder, graph, graph, weights, outputs):
             # T5's hidden states reach the thousands, where float32 itself is no finer than 1e-4.
             unit = max(1.0, float(np.abs(exact).max()) / 10)
             worst = max(worst, float(np.abs(exact - ours).max()) / unit)
@@ -204,7 +200,11 @@ def check_float16(folder: Path, fused: EncoderGraph, plain: EncoderGraph) -> dic
 
 
 def _compared(
-    folder: Path, graph: Graph, oracle: Graph, weights: Mapping[str, np.ndarray[Any, Any]] | None = None
+    folder: Path,
+    graph: Graph,
+    oracle: Graph,
+    weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    outputs: dict[tuple[int, ...], EncoderOutput] | None = None,
 ) -> Iterator[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Yield each output's name, and for each row the oracle's values and the graph's, padded places left out."""
     try:
@@ -217,7 +217,7 @@ def _compared(
     limit = graph.encoder.config.max_tokens
     for lengths in _CHECK_LENGTHS:
         kept = tuple(min(length, limit or length) for length in lengths)
-        fed = _random_batch(oracle, kept)
+        fed = _random_batch(oracle, kept, {} if outputs is None else outputs)
         with torch.inference_mode():
             expected = dict(zip(oracle.outputs, oracle(*fed.values()), strict=True))
         arrays = {name: fed[name].numpy() for name in graph.inputs} | dict(weights or {})
@@ -227,8 +227,13 @@ def _compared(
                 yield name, expected[name].numpy()[place], ours[place]
 
 
-def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    """Draw a padded batch of random tokens, and give the graph's inputs for it by name."""
+def _random_batch(
+    graph: Graph, lengths: tuple[int, ...], outputs: dict[tuple[int, ...], EncoderOutput]
+) -> dict[str, torch.Tensor]:
+    """Draw a padded batch of random tokens, and give the graph's inputs for it by name.
+
+    `outputs` keeps what the encoder gave, by lengths, for the graphs of its other layers.
+    """
     config = graph.encoder.config
     draw = torch.Generator().manual_seed(len(lengths))
     shape = (len(lengths), max(lengths))
@@ -238,8 +243,10 @@ def _random_batch(graph: Graph, lengths: tuple[int, ...]) -> dict[str, torch.Ten
     fed["token_type_ids"] = torch.randint(max(config.type_vocab_size, 1), shape, generator=draw) * mask
     if isinstance(graph, AttentionGraph | DecoderGraph):
         segments = fed["token_type_ids"] if config.type_vocab_size else None
-        with torch.inference_mode():
-            output = graph.encoder(ids, mask, segments, output_hidden_states=True)
+        if lengths not in outputs:
+            with torch.inference_mode():
+                outputs[lengths] = graph.encoder(ids, mask, segments, output_hidden_states=True)
+        output = outputs[lengths]
         if isinstance(graph, AttentionGraph):
             fed["hidden_state"] = output.hidden_states[graph.number]
         else:
@@ -268,38 +275,6 @@ def _place(name: str, row: int, length: int) -> tuple[Any, ...]:
     if name.startswith("cross_attention."):
         return (row, slice(None), slice(None), slice(length))
     return (row, slice(length))
-
-
-def _write_graphs(
-    folder: Path,
-    graph: EncoderGraph,
-    weights: str,
-    inspected: Encoder | None = None,
-    decoder: DecoderGraph | None = None,
-) -> Places:
-    """Write a graph, of an encoder that is inspected also the attention graph, the decoder's, and their weights.
-
-    Returns:
-        For each inspected layer, where its own weights lie.
-    """
-    model = trace(graph)
-    names = fold_weights(model, graph)
-    attention, own, shared = trace_attention(inspected) if inspected is not None else (None, set[str](), set[str]())
-    layers = range(inspected.config.num_hidden_layers) if inspected is not None else ()
-    of_layers = {weight_of(layer, name) for layer in layers for name in own}
-    crossed = trace(decoder) if decoder is not None else None
-    of_decoder = fold_weights(crossed, decoder) if decoder is not None and crossed is not None else set[str]()
-    state = graph.state_dict() | (decoder.state_dict() if decoder is not None else {})
-    references = write_weights(folder / weights, state, names | of_layers | shared | of_decoder)
-    attach_weights(model, graph, names, references)
-    onnx.save_model(model, folder / graph.file)
-    if attention is not None:
-        attach_attention_weights(attention, own, shared, references)
-        onnx.save_model(attention, folder / AttentionGraph.file)
-    if decoder is not None and crossed is not None:
-        attach_weights(crossed, decoder, of_decoder, references)
-        onnx.save_model(crossed, folder / decoder.file)
-    return [{name: place_of(references[weight_of(layer, name)]) for name in sorted(own)} for layer in layers]
 
 
 def _weights_at(folder: Path, places: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,18 +1,13 @@
-"""Fields: what each family's config fields mean in ours, and how single fields are read.
+"""Fields: what each family's config fields mean in ours.
 
-A family's reader takes a parsed `config.json` and gives arguments of `EncoderConfig`.
-May import: config, errors.
+A family's reader takes a parsed `config.json` and gives arguments of `EncoderConfig`; those of families with rotary
+positions are in `rotary_fields`. May import: reading, errors.
 """
 
-import sys
-from collections.abc import Mapping
 from typing import Any
 
-from model.config import ACTIVATIONS
 from model.errors import CheckpointError
-
-Raw = Mapping[str, Any]
-"""A parsed `config.json`."""
+from model.reading import Raw, activation, flag, head_dim, integer, number, positive, supported, whole
 
 
 def bert(raw: Raw) -> dict[str, Any]:
@@ -80,10 +75,10 @@ def t5(raw: Raw) -> dict[str, Any]:
     """Read T5's encoder."""
     hidden = positive(raw, "d_model")
     form = str(raw.get("feed_forward_proj", "relu"))
-    gated, activation = form.startswith("gated-"), form.removeprefix("gated-")
+    gated, named = form.startswith("gated-"), form.removeprefix("gated-")
     # Hugging Face reads `gated-gelu` as the tanh approximation, as T5 1.1 was trained.
-    activation = supported("feed_forward_proj", form, "gelu_new" if gated and activation == "gelu" else activation)
-    for name, agreed in (("dense_act_fn", activation), ("is_gated_act", gated)):
+    hidden_act = supported("feed_forward_proj", form, "gelu_new" if gated and named == "gelu" else named)
+    for name, agreed in (("dense_act_fn", hidden_act), ("is_gated_act", gated)):
         if raw.get(name) not in (None, agreed):
             raise CheckpointError(f"config field {name}={raw[name]!r} is at odds with feed_forward_proj={form!r}")
     return {
@@ -94,7 +89,7 @@ def t5(raw: Raw) -> dict[str, Any]:
         "num_attention_heads": positive(raw, "num_heads"),
         "head_dim": positive(raw, "d_kv"),
         "intermediate_size": positive(raw, "d_ff"),
-        "hidden_act": activation,
+        "hidden_act": hidden_act,
         "gated": gated,
         "max_position_embeddings": 0,
         "type_vocab_size": 0,
@@ -158,68 +153,16 @@ def _listed(raw: Raw, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for part in known if part in found)
 
 
-def head_dim(size_name: str, size: int, heads_name: str, heads: int) -> int:
-    """Give the width of one head, of a width that must be a multiple of the heads."""
-    if heads < 1 or size % heads:
-        raise CheckpointError(f"config field {size_name}={size} is not divisible by {heads_name}={heads}")
-    return size // heads
-
-
-def activation(raw: Raw, name: str) -> str:
-    """Read the name of an activation that the encoder has."""
-    value = raw.get(name)
-    if not isinstance(value, str):
-        raise CheckpointError(f"config field {name} must name an activation, got {value!r}")
-    return supported(name, value, "silu" if value == "swish" else value)  # one function of two names
-
-
-def supported(name: str, value: str, activation: str) -> str:
-    """Give an activation that the encoder has; `name` and `value` are what the config says."""
-    if activation not in ACTIVATIONS:
-        raise CheckpointError(f"config field {name}={value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    return activation
-
-
-def integer(raw: Raw, name: str, default: int | None = None) -> int:
-    """Read a whole number."""
-    value = raw.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"config field {name} must be a whole number, got {value!r}")
-    return value
-
-
-def positive(raw: Raw, name: str, default: int | None = None) -> int:
-    """Read a whole number of at least 1."""
-    value = integer(raw, name, default)
-    if value < 1:
-        raise CheckpointError(f"config field {name} must be at least 1, got {value}")
-    return value
-
-
-def whole(raw: Raw, name: str, default: int) -> int:
-    """Read a whole number that is not below 0."""
-    value = integer(raw, name, default)
-    if value < 0:
-        raise CheckpointError(f"config field {name} must not be below 0, got {value}")
-    return value
-
-
-def flag(raw: Raw, name: str, *, default: bool) -> bool:
-    """Read a yes or no."""
-    value = raw.get(name)
-    value = default if value is None else value
-    if not isinstance(value, bool):
-        raise CheckpointError(f"config field {name} must be true or false, got {value!r}")
-    return value
-
-
-def number(raw: Raw, name: str, default: float) -> float:
-    """Read a finite number that is not below 0."""
-    value = raw.get(name)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"config field {name} must be a number, got {value!r}")
-    if not 0 <= value <= sys.float_info.max:
-        raise CheckpointError(f"config field {name} must be finite and not below 0, got {value}")
-    return float(value)
+def albert(raw: Raw) -> dict[str, Any]:
+    """Read ALBERT's: ELECTRA's, with layers that share their weights."""
+    layers, groups = positive(raw, "num_hidden_layers"), positive(raw, "num_hidden_groups", default=1)
+    inner = positive(raw, "inner_group_num", default=1)
+    if groups > layers:
+        raise CheckpointError(f"config field num_hidden_groups={groups} is above num_hidden_layers={layers}")
+    return {
+        **electra({**raw, "embedding_size": positive(raw, "embedding_size", default=128)}),
+        "embedding_projection": True,
+        "num_hidden_layers": layers * inner,
+        "num_hidden_groups": groups,
+        "inner_group_num": inner,
+    }

@@ -8,7 +8,7 @@ torch beside it, which is what the tracing runs.
 What float16 (largest number 65504, eleven bits) cannot hold stays in float32: everything after the last layer,
 and in pre-norm encoders (T5) the sum that runs through all layers, the norms of it, and the second feed-forward
 product, whose values reach the ten thousands (as transformers' `_keep_in_fp32_modules`).
-Padding must be on the right, as the service pads. May import: attention, encoder, masks, norms, torch.
+Padding must be on the right, as the service pads. May import: attention, config, encoder, masks, norms, torch.
 """
 
 import copy
@@ -47,9 +47,10 @@ class FusedEncoder(nn.Module):
         self.embeddings = copy.deepcopy(encoder.embeddings).to(dtype)
         self.position_bias = copy.deepcopy(encoder.position_bias)
         kind = _PreNormLayer if config.pre_norm else _PostNormLayer
-        self.layers = nn.ModuleList(
-            kind(layer, config.hidden_act, dtype) for layer in encoder.layers if isinstance(layer, EncoderLayer)
-        )
+        names = [encoder.layer_name(number) for number in range(config.num_hidden_layers)]
+        own = list(dict.fromkeys(names))
+        self.layers = nn.ModuleList(kind(encoder.layer(names.index(name)), config.hidden_act, dtype) for name in own)
+        self.order = [own.index(name) for name in names]
         self.final_norm = copy.deepcopy(encoder.final_norm)
         self.by_length = (
             self.position_bias is None and config.head_dim % _HEAD_DIM_STEP == 0 and config.head_dim <= _HEAD_DIM_MAX
@@ -77,8 +78,8 @@ class FusedEncoder(nn.Module):
         if self.config.pre_norm:
             hidden = hidden.float()
         mask = _length_mask(attention_mask) if self.by_length else self._bias_mask(attention_mask)
-        for layer in self.layers:
-            hidden = layer(hidden, mask)
+        for place in self.order:
+            hidden = self.layers[place](hidden, mask)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
         return EncoderOutput(hidden.float(), (), ())

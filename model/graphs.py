@@ -2,11 +2,12 @@
 
 `encode` yields the last hidden state, every pooling of it, and every layer's hidden state of the rows that are named;
 `attention` what one layer's heads look at, given that layer's input and its weights: attention costs only the layers
-and the texts that it is asked of, and one graph serves all layers. `decoder`, of an encoder-decoder, yields what each
-layer of the decoder looks at in the source, given the encoder's last hidden state. The graphs are traced without
-weights and refer to one external file, written once, 4 KiB aligned so that runtimes can map it into memory. Of a
-`FusedEncoder` there is `encode` alone, for CUDA, without inner states and with weights of its own.
-May import: disentangled, encoder, decoder, fused, head, pooling, torch, onnx.
+and the texts that it is asked of, and one graph serves all layers. `long` is `encode` for texts beyond `LONG_TOKENS`,
+of models that take so many: its attention needs no whole matrices (`model.long`). `decoder`, of an encoder-decoder,
+yields what each layer of the decoder looks at in the source, given the encoder's last hidden state. The graphs are
+traced without weights and refer to one external file, written once, 4 KiB aligned so that runtimes can map it into
+memory. Of a `FusedEncoder` there is `encode` alone, for CUDA, without inner states and with weights of its own.
+May import: attention_graph, encoder, decoder, fused, head, pooling, torch, onnx.
 """
 
 import copy
@@ -22,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from model.attention_graph import OWN, AttentionGraph, kind_numbers, own_name, weight_of
 from model.decoder import Decoder, DecoderOutput
-from model.disentangled import RelativePositions
-from model.encoder import Encoder, EncoderLayer
+from model.encoder import Encoder
 from model.fused import FusedEncoder
 from model.head import SentenceHead
 from model.pooling import POOLINGS
@@ -32,25 +33,31 @@ from model.pooling import POOLINGS
 WEIGHTS_FILE = "weights.bin"
 CUDA_WEIGHTS_FILE = "weights.cuda.bin"
 CUDA_POOLED_FILE = "pooled.cuda.onnx"
+LONG_FILE = "long.onnx"
+LONG_TOKENS = 1024
+"""Padded length from which on the graph for long texts is taken; above it no part of `model.long` is empty."""
 OPSET = 20  # the last that the tracing exporter writes; has Gelu and LayerNormalization as operators
 _ALIGNMENT_BYTES = 4096
 _TRANSPOSED = ".T"
-_OWN = "layer."
 _CROSS = "cross_attention."
 
 
 class EncoderGraph(nn.Module):
     """An encoder with its poolings, as a function from named input tensors to named outputs."""
 
-    def __init__(self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, pool_prompt: bool = True) -> None:
+    def __init__(
+        self, encoder: Encoder | FusedEncoder, head: SentenceHead, *, pool_prompt: bool = True, long: bool = False
+    ) -> None:
         """Wrap an encoder and its head.
 
         Args:
             encoder: The encoder; a fused one has no hidden states but the last.
             head: Makes the model's own sentence vector.
             pool_prompt: Whether poolings take all tokens; else a `pooling_mask` input says which.
+            long: Whether this is the graph for long texts.
         """
         super().__init__()
+        self.long = long
         self.encoder = encoder
         self.head = head
         self.states = isinstance(encoder, Encoder)
@@ -64,6 +71,8 @@ class EncoderGraph(nn.Module):
     @property
     def file(self) -> str:
         """Name of the graph's file in an artifact."""
+        if self.long:
+            return LONG_FILE
         return "encode.onnx" if self.states else "encode.cuda.onnx"
 
     @property
@@ -97,6 +106,7 @@ class EncoderGraph(nn.Module):
             fed["attention_mask"],
             fed.get("token_type_ids"),
             output_hidden_states=self.states,
+            **({"long": True} if self.long else {}),
         )
         last, mask = output.last_hidden_state, fed.get("pooling_mask", fed["attention_mask"])
         pooled = [POOLINGS[name](last, mask) if name in POOLINGS else self.head(last, mask) for name in self.poolings]
@@ -104,34 +114,6 @@ class EncoderGraph(nn.Module):
             return (last, *pooled)
         rows = [state.index_select(0, fed["state_rows"]) for state in output.hidden_states]
         return (last, *pooled, torch.stack(rows))
-
-
-class AttentionGraph(nn.Module):
-    """One layer's attention, as a function from the layer's input, the mask and its weights to named outputs."""
-
-    file = "attention.onnx"
-    inputs = ("hidden_state", "attention_mask")
-    outputs = ("attention", "query_vectors", "key_vectors")
-
-    def __init__(self, encoder: Encoder, number: int) -> None:
-        """Wrap a layer of an encoder, counted from 0."""
-        super().__init__()
-        self.encoder = encoder
-        self.number = number
-        layer = encoder.layers[number]
-        assert isinstance(layer, EncoderLayer)
-        self.layer = layer
-
-    def example(self) -> tuple[Tensor, ...]:
-        """Give tensors to trace with."""
-        return torch.zeros(2, 3, self.encoder.config.hidden_size), torch.ones(2, 3, dtype=torch.int64)
-
-    def forward(self, hidden_state: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inspect the layer; shapes as `EncoderLayer.inspect` has them."""
-        mask, position_bias = self.encoder.terms(attention_mask, hidden_state.dtype)
-        if isinstance(position_bias, RelativePositions):
-            position_bias = position_bias.narrowed()  # their projections are inputs and cannot be made beforehand
-        return self.layer.inspect(hidden_state, mask, position_bias)
 
 
 class DecoderGraph(nn.Module):
@@ -168,25 +150,23 @@ def trace_attention(encoder: Encoder) -> tuple[onnx.ModelProto, set[str], set[st
     """Trace the graph that serves every layer.
 
     Returns:
-        The graph; names of the weights that are the layer's own, without what says which layer; names of the others.
+        The graph; names of the weights and numbers that are the layer's own, as `AttentionGraph` has them; names of
+        the others.
     """
-    graph = AttentionGraph(encoder, 0)
+    graph = AttentionGraph(encoder, encoder.config.num_hidden_layers - 1)  # not the first, which may lack a norm
     graph.layer = copy.deepcopy(graph.layer)
     with torch.no_grad():  # the tracer would merge weights that are equal in this layer and need not be in others
-        for parameter in graph.layer.parameters():
+        for parameter in (*graph.layer.parameters(), *graph.kind.buffers()):
             parameter.normal_()
     model = trace(graph)
     names = fold_weights(model, graph)
-    own = {name for name in names if name.startswith(_OWN)}
-    return model, {name.removeprefix(_OWN) for name in own}, names - own
-
-
-def weight_of(layer: int, name: str) -> str:
-    """Name a layer's own weight among the encoder's."""
-    return f"encoder.layers.{layer}.{name}"
+    own = {name for name in names if name.startswith(OWN)}
+    return model, own, names - own
 
 
 Graph = EncoderGraph | AttentionGraph | DecoderGraph
+Places = list[dict[str, Any]]
+"""For each layer, where its own weights lie, by their names within a layer."""
 
 
 def trace(graph: Graph) -> onnx.ModelProto:
@@ -290,16 +270,23 @@ def attach_weights(
 
 
 def attach_attention_weights(
-    model: onnx.ModelProto, own: set[str], shared: set[str], references: dict[str, onnx.TensorProto]
+    model: onnx.ModelProto, own: Mapping[str, onnx.TensorProto], shared: Mapping[str, onnx.TensorProto]
 ) -> None:
-    """Do so for the attention graph, in place; a layer's own weights stay inputs, by their names within a layer."""
+    """Do so for the attention graph, in place; a layer's own weights stay inputs, by their names within a layer.
+
+    Args:
+        model: The graph.
+        own: The references of one layer's weights, by the graph's names.
+        shared: Those of the others.
+    """
     for node in model.graph.node:
-        node.input[:] = [name.removeprefix(_OWN) for name in node.input]
+        node.input[:] = [own_name(name) if name in own else name for name in node.input]
     _keep_inputs(model, AttentionGraph.inputs)
-    for name in sorted(own):
-        tensor = references[weight_of(0, name)]
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-    model.graph.initializer.extend(references[name] for name in sorted(shared))
+    for name, tensor in own.items():
+        model.graph.input.append(
+            onnx.helper.make_tensor_value_info(own_name(name), tensor.data_type, list(tensor.dims))
+        )
+    model.graph.initializer.extend(shared.values())
 
 
 def _keep_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
@@ -312,6 +299,46 @@ def place_of(tensor: onnx.TensorProto) -> dict[str, Any]:
     """Say where in the weights file a referenced weight lies: `offset` in bytes, and its `shape`; float32."""
     offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
     return {"offset": offset, "shape": list(tensor.dims)}
+
+
+def write_graphs(
+    folder: Path,
+    graph: EncoderGraph,
+    weights: str,
+    inspected: Encoder | None = None,
+    decoder: DecoderGraph | None = None,
+) -> Places:
+    """Write a graph and the file of its weights; of an encoder that is inspected also the graphs that share them.
+
+    Returns:
+        For each inspected layer, where its own weights lie.
+    """
+    plain: list[EncoderGraph | DecoderGraph] = [graph, *long_graphs(graph), *([decoder] if decoder is not None else [])]
+    models = [trace(one) for one in plain]
+    names = [fold_weights(model, one) for one, model in zip(plain, models, strict=True)]
+    attention, own, shared = trace_attention(inspected) if inspected is not None else (None, set[str](), set[str]())
+    layers = range(inspected.config.num_hidden_layers) if inspected is not None else ()
+    of_layers = [{name: weight_of(inspected, layer, name) for name in sorted(own)} for layer in layers if inspected]
+    state = graph.state_dict() | (decoder.state_dict() if decoder is not None else {})
+    state |= kind_numbers(inspected, own) if inspected is not None else {}
+    wanted = set[str]().union(*names, shared, *(layer.values() for layer in of_layers))
+    references = write_weights(folder / weights, state, wanted)
+    for one, model, used in zip(plain, models, names, strict=True):
+        attach_weights(model, one, used, references)
+        onnx.save_model(model, folder / one.file)
+    if attention is not None:
+        first = {name: references[ours] for name, ours in of_layers[0].items()}
+        attach_attention_weights(attention, first, {name: references[name] for name in sorted(shared)})
+        onnx.save_model(attention, folder / AttentionGraph.file)
+    return [{own_name(name): place_of(references[ours]) for name, ours in layer.items()} for layer in of_layers]
+
+
+def long_graphs(graph: EncoderGraph) -> list[EncoderGraph]:
+    """Give the graph for long texts, of an encoder with rotary positions that takes them."""
+    encoder = graph.encoder
+    if not isinstance(encoder, Encoder) or encoder.config.max_rotary_positions <= LONG_TOKENS:
+        return []
+    return [EncoderGraph(encoder, graph.head, pool_prompt="pooling_mask" not in graph.inputs, long=True)]
 
 
 def prune(model: onnx.ModelProto, outputs: list[str]) -> onnx.ModelProto:

@@ -22,4 +22,6 @@ class RMSNorm(nn.Module):
 
 def make_norm(config: EncoderConfig, width: int) -> nn.Module:
     """Make the config's kind of norm: `layer` (Ba et al. 2016, equation 4) or `rms`."""
-    return RMSNorm(width, config.norm_eps) if config.norm == "rms" else nn.LayerNorm(width, config.norm_eps)
+    if config.norm == "rms":
+        return RMSNorm(width, config.norm_eps)
+    return nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias)

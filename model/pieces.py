@@ -1,6 +1,6 @@
-"""Pieces: tokenizers of encoder-decoders that are not in `tokenizer.json` as they are needed.
+"""Pieces: tokenizers that are not in `tokenizer.json` as they are needed, made from sentencepiece models.
 
-Marian's two sides have a sentencepiece model each and number their pieces by a vocabulary, mostly one for both; T5's
+Marian's two sides have a model each and number their pieces by a vocabulary, mostly one for both; T5's and DeBERTa's
 numbers are the places in its model; mBART's target has the source's pieces, and the code of another language.
 May import: checkpoint, confined, errors, spm, tokenizers.
 """
@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from model.checkpoint import read_json
 from model.confined import refuse_code
@@ -18,6 +18,8 @@ from model.spm import make_tokenizer, read_spm
 
 SOURCE_PIECES = "source.spm"
 T5_PIECES = "spiece.model"
+DEBERTA_PIECES = "spm.model"
+_DEBERTA_SPECIALS = {name: f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")}
 _EOS, _UNK, _PAD = "</s>", "<unk>", "<pad>"
 _T5_EXTRA = 100  # sentinels behind the pieces, where a checkpoint does not say how many
 
@@ -62,6 +64,59 @@ def read_t5(folder: Path, vocab_size: int) -> Tokenizer:
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(extra))]
     ids = _vocabulary(path, {token: number for number, token in enumerate([*spm.pieces, *sentinels])}, vocab_size)
     return make_tokenizer(spm, ids, [_EOS, _UNK, _PAD, *sentinels], unk=_UNK, around=("$A </s>", "$A </s> $B </s>"))
+
+
+def read_deberta(folder: Path) -> Tokenizer:
+    """Read the tokenizer of a DeBERTa-v2 or v3 checkpoint that has no `tokenizer.json`.
+
+    What transformers 5 makes of it: the text is not mapped by the file's own table but composed (NFC), and [MASK]
+    stands behind the pieces.
+
+    Args:
+        folder: Holds `spm.model`.
+
+    Raises:
+        CheckpointError: The file is broken, or special tokens are not the family's own.
+    """
+    spm = read_spm(folder / DEBERTA_PIECES)
+    settings = _settings(folder)
+    pad, cls, sep, unk, mask = _DEBERTA_SPECIALS.values()
+    if missing := [token for token in (pad, cls, sep, unk) if token not in spm.pieces]:
+        raise CheckpointError(f"{folder / DEBERTA_PIECES} lacks {', '.join(missing)}")
+    _refuse_other_tokens(folder, settings)
+    tokens = [(piece, spm.scores.get(piece, 0.0)) for piece in spm.pieces]
+    tokenizer = Tokenizer(models.Unigram(tokens, unk_id=spm.pieces.index(unk), byte_fallback=False))
+    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    lower = [normalizers.Lowercase()] if settings.get("do_lower_case") is True else []
+    tokenizer.normalizer = normalizers.Sequence([*lower, spaces, normalizers.NFC(), normalizers.Strip(left=False)])
+    apart = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct") is True else []
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*apart, pre_tokenizers.Metaspace(prepend_scheme="always")])
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (pad, cls, sep, unk)])
+    tokenizer.add_special_tokens([AddedToken(mask, normalized=False, special=True)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, spm.pieces.index(token)) for token in (cls, sep)],
+    )
+    return tokenizer
+
+
+def _refuse_other_tokens(folder: Path, settings: Mapping[str, object]) -> None:
+    """Refuse tokens beyond the family's own, which a config may add to those of the pieces."""
+    path = folder / "added_tokens.json"
+    further = set(read_json(path)) if path.is_file() else set()
+    declared = settings.get("added_tokens_decoder")
+    for token in (declared if isinstance(declared, dict) else {}).values():
+        further.add(str(token.get("content") if isinstance(token, dict) else token))
+    for name, usual in _DEBERTA_SPECIALS.items():
+        token = settings.get(f"{name}_token") or usual
+        further.add(str(token.get("content") if isinstance(token, dict) else token))
+    if others := sorted(further - set(_DEBERTA_SPECIALS.values())):
+        raise CheckpointError(
+            f"{folder} adds the tokens {', '.join(others[:5])} to {DEBERTA_PIECES}; "
+            "save its tokenizer as tokenizer.json"
+        )
 
 
 def read_mbart_target(folder: Path, source: Tokenizer) -> Tokenizer | None:

@@ -19,7 +19,15 @@ from model.config import DecoderConfig, EncoderConfig
 from model.confined import MOST_TOKENIZER_BYTES, inner_folder, plain_file, refuse_code
 from model.errors import CheckpointError, first_line
 from model.head import Normalize, SentenceHead, read_dense, read_poolings
-from model.pieces import SOURCE_PIECES, T5_PIECES, read_marian, read_mbart_target, read_t5
+from model.pieces import (
+    DEBERTA_PIECES,
+    SOURCE_PIECES,
+    T5_PIECES,
+    read_deberta,
+    read_marian,
+    read_mbart_target,
+    read_t5,
+)
 
 # The names under which sentence-transformers looks for the Transformer module's settings, in its order.
 _TRANSFORMER_FILES = [
@@ -31,19 +39,12 @@ _PACKAGE = "sentence_transformers."
 _TRANSFORMER_FIELDS = ("max_seq_length", "do_lower_case", "modality_config")
 _AS_ALWAYS = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
 _MODALITIES = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
-# Which file each class of tokenizers without tokenizer.json is made from; the class of a family that names none.
-_SLOW_FILES = {
-    f"{name}Tokenizer{form}": file
-    for file, classes in {"vocab.txt": ("Bert", "DistilBert", "Electra", "MPNet"), "spm.model": ("DebertaV2",)}.items()
-    for name in classes
-    for form in ("", "Fast")
-}
-_SLOW_CLASS_OF = {"deberta-v2": "DebertaV2Tokenizer"}
-_SENTENCEPIECE = (
-    "spm.model is damaged, or the package sentencepiece is absent or too new for the protobuf that is installed; "
-    "install attencode[export] again, or save the tokenizer as tokenizer.json where transformers can load it"
-)
+_SLOW_VOCABULARY = "vocab.txt"
+_SLOW_CLASSES = [
+    f"{family}Tokenizer{form}" for family in ("Bert", "DistilBert", "Electra", "MPNet") for form in ("", "Fast")
+]
 _T5_FAMILIES = ("t5", "mt5")
+_DEBERTA_FAMILIES = ("deberta-v2",)
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 # What T5 was trained on, and what it gets where nothing sets a limit (Raffel et al. 2020, section 3.1.2).
 _TOKENS_WITHOUT_LIMIT = 512
@@ -170,8 +171,10 @@ def read_tokenizer(folder: Path, config: EncoderConfig, *, target: bool = False)
         tokenizer = _load_tokenizer(path)
     elif config.family in _T5_FAMILIES and (folder / T5_PIECES).is_file():
         tokenizer = _tried(folder / T5_PIECES, lambda: read_t5(folder, config.vocab_size))
+    elif config.family in _DEBERTA_FAMILIES and (folder / DEBERTA_PIECES).is_file():
+        tokenizer = _tried(folder / DEBERTA_PIECES, lambda: read_deberta(folder))
     else:
-        tokenizer = _convert_tokenizer(folder, config.family)
+        tokenizer = _convert_tokenizer(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = _optional_json(folder / "tokenizer_config.json")
@@ -215,29 +218,25 @@ def _tried(path: Path, step: Callable[[], Any]) -> Any:
         raise CheckpointError(f"{path} is not a readable tokenizer: {first_line(error)}") from error
 
 
-def _convert_tokenizer(folder: Path, family: str) -> Tokenizer:
+def _convert_tokenizer(folder: Path) -> Tokenizer:
+    if not (folder / _SLOW_VOCABULARY).is_file():  # transformers would make up an empty tokenizer
+        raise CheckpointError(f"{folder} has no tokenizer; expected tokenizer.json or {_SLOW_VOCABULARY}")
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".txt"):
+            plain_file(path, MOST_TOKENIZER_BYTES)
     settings = _optional_json(folder / "tokenizer_config.json")
     refuse_code(folder / "tokenizer_config.json", settings)
-    named = settings.get("tokenizer_class")
-    kind = _SLOW_CLASS_OF.get(family, "BertTokenizer") if named is None else named
-    if str(kind) not in _SLOW_FILES:  # transformers would look it up
+    if (kind := settings.get("tokenizer_class")) not in (None, *_SLOW_CLASSES):  # transformers would look it up
         raise CheckpointError(
-            f"{folder}/tokenizer_config.json names the tokenizer_class {kind!r}; supported: {', '.join(_SLOW_FILES)}"
+            f"{folder}/tokenizer_config.json names the tokenizer_class {kind!r}; supported: {', '.join(_SLOW_CLASSES)}"
         )
-    source = folder / _SLOW_FILES[kind]
-    if not source.is_file():  # transformers would make up an empty tokenizer
-        raise CheckpointError(f"{folder} has no tokenizer; expected tokenizer.json or {source.name}")
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".json", ".txt", ".model"):
-            plain_file(path, MOST_TOKENIZER_BYTES)
     from transformers import AutoTokenizer  # noqa: PLC0415 - seconds to import, and seldom needed
 
     try:
         loaded = AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
         backend: Tokenizer = loaded.backend_tokenizer
     except Exception as error:  # transformers raises many kinds for an absent or broken file
-        reason = _SENTENCEPIECE if source.suffix == ".model" else first_line(error)
-        raise CheckpointError(f"{folder} has no tokenizer that can be loaded: {reason}") from error
+        raise CheckpointError(f"{folder} has no tokenizer that can be loaded: {first_line(error)}") from error
     return backend
 
 

@@ -1,15 +1,15 @@
 """Encoder-decoders: tensor names and config fields of BART, mBART and Marian, and of T5's decoder. Data, not code.
 
 As in `names` and `fields`. A decoder's reader gives those arguments of `EncoderConfig` in which the decoder is not as
-its encoder, and the arguments of `DecoderConfig`. May import: errors, fields.
+its encoder, and the arguments of `DecoderConfig`. May import: errors, fields, reading.
 """
 
 import math
 from typing import Any
 
-from model import fields
+from model import reading
 from model.errors import CheckpointError
-from model.fields import Raw
+from model.reading import Raw
 
 _TOKENS = "embeddings.token.weight"
 _SHARED = {"shared.weight": _TOKENS}
@@ -68,42 +68,42 @@ MARIAN_DECODER = {**_SHARED, "decoder.embed_tokens.weight": _TOKENS, **_DECODER}
 def t5_decoder(raw: Raw) -> dict[str, Any]:
     """Read T5's decoder, which starts with the padding token where the config does not say."""
     return {
-        "num_hidden_layers": fields.positive(raw, "num_decoder_layers", default=fields.positive(raw, "num_layers")),
-        **_ends(raw, start=fields.integer(raw, "pad_token_id", default=0), eos=1),
+        "num_hidden_layers": reading.positive(raw, "num_decoder_layers", default=reading.positive(raw, "num_layers")),
+        **_ends(raw, start=reading.integer(raw, "pad_token_id", default=0), eos=1),
     }
 
 
 def bart(raw: Raw) -> dict[str, Any]:
     """Read BART's encoder; its positions begin at 2, and padding takes places too."""
-    hidden, heads = fields.positive(raw, "d_model"), fields.positive(raw, "encoder_attention_heads")
+    hidden, heads = reading.positive(raw, "d_model"), reading.positive(raw, "encoder_attention_heads")
     offset = 2
     return {
-        "vocab_size": fields.positive(raw, "vocab_size"),
+        "vocab_size": reading.positive(raw, "vocab_size"),
         "embedding_size": hidden,
         "hidden_size": hidden,
-        "num_hidden_layers": fields.positive(raw, "encoder_layers"),
+        "num_hidden_layers": reading.positive(raw, "encoder_layers"),
         "num_attention_heads": heads,
-        "head_dim": fields.head_dim("d_model", hidden, "encoder_attention_heads", heads),
-        "intermediate_size": fields.positive(raw, "encoder_ffn_dim"),
-        "hidden_act": fields.activation(raw, "activation_function"),
-        "max_position_embeddings": fields.positive(raw, "max_position_embeddings") + offset,
+        "head_dim": reading.head_dim("d_model", hidden, "encoder_attention_heads", heads),
+        "intermediate_size": reading.positive(raw, "encoder_ffn_dim"),
+        "hidden_act": reading.activation(raw, "activation_function"),
+        "max_position_embeddings": reading.positive(raw, "max_position_embeddings") + offset,
         "position_offset": offset,
         "padding_takes_places": True,
         "type_vocab_size": 0,
         "embedding_scale": math.sqrt(hidden) if _flag(raw, "scale_embedding") else 1.0,
         "norm_eps": 1e-5,  # not in the config: every BART has it
-        "pad_token_id": fields.integer(raw, "pad_token_id", default=1),
+        "pad_token_id": reading.integer(raw, "pad_token_id", default=1),
     }
 
 
 def bart_decoder(raw: Raw) -> dict[str, Any]:
     """Read BART's decoder."""
-    hidden, heads = fields.positive(raw, "d_model"), fields.positive(raw, "decoder_attention_heads")
+    hidden, heads = reading.positive(raw, "d_model"), reading.positive(raw, "decoder_attention_heads")
     return {
-        "num_hidden_layers": fields.positive(raw, "decoder_layers"),
+        "num_hidden_layers": reading.positive(raw, "decoder_layers"),
         "num_attention_heads": heads,
-        "head_dim": fields.head_dim("d_model", hidden, "decoder_attention_heads", heads),
-        "intermediate_size": fields.positive(raw, "decoder_ffn_dim"),
+        "head_dim": reading.head_dim("d_model", hidden, "decoder_attention_heads", heads),
+        "intermediate_size": reading.positive(raw, "decoder_ffn_dim"),
         **_ends(raw, start=2, eos=2),
     }
 
@@ -116,8 +116,8 @@ def mbart(raw: Raw) -> dict[str, Any]:
 def marian(raw: Raw) -> dict[str, Any]:
     """Read Marian's encoder: BART's with sinusoidal positions from 0, and without a norm of the embeddings."""
     return {
-        **bart({**raw, "pad_token_id": fields.integer(raw, "pad_token_id", default=58100)}),
-        "max_position_embeddings": fields.positive(raw, "max_position_embeddings"),
+        **bart({**raw, "pad_token_id": reading.integer(raw, "pad_token_id", default=58100)}),
+        "max_position_embeddings": reading.positive(raw, "max_position_embeddings"),
         "position_offset": 0,
         "padding_takes_places": False,
         "sinusoidal": True,
@@ -127,14 +127,14 @@ def marian(raw: Raw) -> dict[str, Any]:
 
 def marian_decoder(raw: Raw) -> dict[str, Any]:
     """Read Marian's decoder, which may have a vocabulary of its own."""
-    size = fields.positive(raw, "vocab_size")
-    own = fields.positive(raw, "decoder_vocab_size", default=size)
+    size = reading.positive(raw, "vocab_size")
+    own = reading.positive(raw, "decoder_vocab_size", default=size)
     if own != size and _flag(raw, "share_encoder_decoder_embeddings", default=True):
         raise CheckpointError(
             f"config field decoder_vocab_size={own} is at odds with vocab_size={size}, which "
             "share_encoder_decoder_embeddings says are one"
         )
-    pad = fields.integer(raw, "pad_token_id", default=58100)
+    pad = reading.integer(raw, "pad_token_id", default=58100)
     return {**bart_decoder(raw), "vocab_size": own, **_ends(raw, start=pad, eos=0)}
 
 
@@ -143,8 +143,8 @@ def _ends(raw: Raw, *, start: int, eos: int) -> dict[str, Any]:
     ends = raw.get("eos_token_id")
     first = {"eos_token_id": ends[0]} if isinstance(ends, list) and ends else {}
     return {
-        "start_token_id": fields.integer(raw, "decoder_start_token_id", default=start),
-        "eos_token_id": fields.integer({**raw, **first}, "eos_token_id", default=eos),
+        "start_token_id": reading.integer(raw, "decoder_start_token_id", default=start),
+        "eos_token_id": reading.integer({**raw, **first}, "eos_token_id", default=eos),
     }
 
 

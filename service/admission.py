@@ -23,6 +23,9 @@ _NEWCOMERS = 3.0
 _RATE_MEMORY_S = 2.0
 _SHORTEST_RETRY_S = 0.05
 _ROUND_BATCHES = 64
+# A sequence of more tokens than so many full batches is a long one: it holds its stream for seconds. On two cores those
+# begin at 2,048 tokens.
+_LONG_BATCHES = 4
 
 
 class DrainRate:
@@ -105,6 +108,7 @@ class QueueAdmission:
             limits: What may be in it.
             ahead: Tokens that one caller may be ahead of another, those of a full batch.
         """
+        self._long = 0  # long batches that run
         self.drain = DrainRate()
         self.fastest = FastestPace()
         self.accepting = False
@@ -112,6 +116,20 @@ class QueueAdmission:
         self._waiting = waiting
         self._limits = limits
         self._ahead = ahead
+
+    def longest(self, capacity: int) -> float:
+        """Give the most tokens of a sequence that may begin to run: one stream of several is left to short ones."""
+        return inf if self._long < max(1, capacity - 1) else _LONG_BATCHES * self._ahead
+
+    def begin(self, tokens: int, now: float) -> None:
+        """Note that a batch of so many tokens begins to run."""
+        self._long += tokens > _LONG_BATCHES * self._ahead
+        self.drain.begin(now)
+
+    def end(self, tokens: int, now: float, *, idle: bool, queue: bool) -> None:
+        """Note that it came back, as `DrainRate.end` takes it."""
+        self._long -= tokens > _LONG_BATCHES * self._ahead
+        self.drain.end(tokens, now, idle=idle, queue=queue)
 
     def check_accepting(self) -> None:
         """Do nothing while requests are taken in.

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from service.confined import open_file, read_file
 from service.decoder import DECODER_GRAPH, Decoder, decoder_ports, read_decoder
@@ -24,6 +24,9 @@ FORMAT_VERSION = 5
 ARTIFACT_FILE = "artifact.json"
 WEIGHTS_FILE = "weights.bin"
 _FILES = {"encode.onnx", "attention.onnx", "tokenizer.json", WEIGHTS_FILE}
+LONG_GRAPH = "long.onnx"
+LONG_TOKENS = 1024
+"""Padded length above which a batch goes to the graph for long texts, where there is one."""
 CUDA_GRAPH = "encode.cuda.onnx"
 CUDA_POOLED_GRAPH = "pooled.cuda.onnx"
 CUDA_WEIGHTS = "weights.cuda.bin"
@@ -59,8 +62,8 @@ class Artifact:
         num_parameters: Weights, as numbers.
         max_tokens: Longest sequence in tokens, special tokens included.
         inputs: Names of the tensors that `encode.onnx` takes.
-        attention_weights: For each layer, what `attention.onnx` takes of it: name -> `offset` in weights.bin in bytes,
-            and `shape`; float32.
+        attention_weights: For each layer, what `attention.onnx` takes of it, its weights and the numbers that say of
+            what kind it is: name -> `offset` in weights.bin in bytes, and `shape`; float32.
         pooling: Pooling of a request that names none; `sentence` for modules of the model's own.
         normalize: Whether pooled vectors get length 1 when a request does not say.
         prompts: Prompt name to the text put before an input.
@@ -105,6 +108,10 @@ class Artifact:
     def pooled_size(self, pooling: str) -> int:
         """Give the width of one pooling's vectors."""
         return self.sentence_size if pooling == "sentence" else self.hidden_size
+
+    def graph_for(self, length: int) -> Literal["encode", "long"]:
+        """Name the graph that a batch of a padded length goes to."""
+        return "long" if length > LONG_TOKENS and LONG_GRAPH in self.optional_files else "encode"
 
     def check_unchanged(self, *names: str) -> None:
         """Do nothing while some files are those that were verified; to be asked once they are opened.
@@ -275,7 +282,7 @@ def _checked_names(artifact: Artifact, files: Any) -> Iterable[str]:
     of_decoder = {DECODER_GRAPH, artifact.decoder.tokenizer} - _FILES if artifact.decoder is not None else set[str]()
     if missing := of_decoder - files.keys():
         raise ArtifactError(f"{path} must name {', '.join(sorted(missing))} too; export the model again")
-    if unknown := files.keys() - _FILES - _CUDA_FILES - of_decoder:
+    if unknown := files.keys() - _FILES - _CUDA_FILES - {LONG_GRAPH} - of_decoder:
         raise ArtifactError(
             f"{path} names {min(unknown)[:60]!r}, which is no file of an artifact; export the model again"
         )
@@ -290,6 +297,7 @@ def _mark(folder: Path, name: str) -> tuple[int, ...]:
 def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
     """Refuse numbers for which the weights are too small a file: what they would cost is not to be had for a word."""
     widths = (artifact.hidden_size, artifact.num_attention_heads * artifact.head_dim)  # of a projection: in, out
+    lengths = (*widths, artifact.head_dim // 2, 1)  # of biases, and of the numbers that say of what kind a layer is
     most = weights_bytes // _NUMBER_BYTES
     places = [place for layer in artifact.attention_weights for place in layer.values()]
     decoder = artifact.decoder
@@ -298,7 +306,7 @@ def _check_sizes(artifact: Artifact, weights_bytes: int) -> None:
         **{name: getattr(artifact, name) <= most for name in ("hidden_size", "vocab_size", "sentence_size")},
         **{name: getattr(artifact, name) <= most for name in ("type_vocab_size", "num_attention_heads", "head_dim")},
         "attention_weights": all(
-            (tuple(place["shape"]) == widths or (len(place["shape"]) == 1 and place["shape"][0] in widths))
+            (tuple(place["shape"]) == widths or (len(place["shape"]) == 1 and place["shape"][0] in lengths))
             and place["offset"] + math.prod(place["shape"]) * _NUMBER_BYTES <= weights_bytes
             for place in places
         ),
@@ -345,6 +353,8 @@ def _graphs(artifact: Artifact, sizes: Mapping[str, int]) -> dict[str, Expected]
         "encode.onnx": Expected(inputs, {**last, **pooled, **states}, *plain),
         "attention.onnx": Expected({**looked, **weights}, seen, *plain),
     }
+    if LONG_GRAPH in sizes:
+        graphs[LONG_GRAPH] = graphs["encode.onnx"]
     if artifact.decoder is not None:
         graphs[DECODER_GRAPH] = Expected(*decoder_ports(artifact.decoder, hidden), *plain)
     if CUDA_WEIGHTS in sizes:

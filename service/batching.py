@@ -205,9 +205,10 @@ class WaitingList:
         """Give the sequence that has waited longest."""
         return next(iter(self._by_arrival.values()), None)
 
-    def anchor(self) -> Waiting | None:
-        """Give the oldest sequence of the caller whose turn it is."""
-        return next(iter(self._by_caller[self._turns[0][2]].values())) if self._turns else None
+    def anchor(self, most: float = inf) -> Waiting | None:
+        """Give the oldest sequence of the caller whose turn it is, of those of at most so many tokens."""
+        callers = (self._by_caller[name] for _, _, name in self._turns)
+        return next((item for own in callers for item in own.values() if item.length <= most), None)
 
     @property
     def callers(self) -> int:
@@ -247,7 +248,7 @@ class WaitingList:
         return self._by_length[max(place - reach, 0) : place], self._by_length[place + 1 : place + 1 + reach][::-1]
 
 
-def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | float | None:
+def plan(waiting: WaitingList, limits: BatchLimits, now: float, most: float = inf) -> BatchPlan | float | None:
     """Choose the next batch for a free runner.
 
     Each turn costs at least a batch's own cost, and nobody is more than a full batch ahead of another; so among n
@@ -258,11 +259,12 @@ def plan(waiting: WaitingList, limits: BatchLimits, now: float) -> BatchPlan | f
         waiting: The queue; it is not changed.
         limits: The policy.
         now: The present, in seconds, on the clock of `Waiting.arrived_s`.
+        most: Tokens of the longest sequence that may run now.
 
     Returns:
         The batch; or how many seconds to wait for company first; or None when nothing waits.
     """
-    oldest, anchor = waiting.oldest(), waiting.anchor()
+    oldest, anchor = waiting.oldest(), waiting.anchor(most)
     if oldest is None or anchor is None:
         return None
     rest_s = oldest.arrived_s + limits.max_queue_delay_ms / 1000 - now

@@ -1,7 +1,7 @@
-"""The `attencode` command: serve | deploy | undeploy | export | encode | attend | align | view | info | health | keys.
+"""The `attencode` command, of which each word is one: serve, deploy, export, families, encode, attend and the rest.
 
 Prints for people, or JSON with --json. What goes wrong is one line on stderr and an exit status of 1, or
-2 for a command line that cannot be read. The only bridge to `model` is inside `_export`.
+2 for a command line that cannot be read. The only bridges to `model` are inside `_export` and `_families`.
 May import: everything, each command what it needs when it runs.
 """
 
@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from service import cli_align, cli_attend, cli_health, cli_keys, cli_view
+from service import cli_align, cli_attend, cli_families, cli_health, cli_keys, cli_view
 from service.cli_client import add_connection_arguments, open_client
 from service.cli_encode import add_file_arguments, encode_files, wants_files
 from service.cli_print import print_json, result_json
@@ -126,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cli_health.add(commands, _DEFAULT_ADDRESS, _seconds)
     cli_keys.add(commands)
+    cli_families.add(commands, _families)
 
     for command in (encode, attend, align, view, info):
         _add_server_arguments(command)
@@ -244,6 +245,13 @@ def _event_loop_runner() -> Any:
 
         return asyncio.run
     return uvloop.run
+
+
+def _families(parsed: argparse.Namespace) -> int:
+    from model.families import table  # noqa: PLC0415
+
+    cli_families.print_families(table(), as_json=parsed.json)
+    return 0
 
 
 def _export(parsed: argparse.Namespace) -> int:

@@ -59,7 +59,11 @@ def shifted(labels: NDArray[np.int64], start_token_id: int) -> NDArray[np.int64]
 
 
 def costs(lengths: SequenceOf[int], wanted: SequenceOf[Wanted | None]) -> list[int]:
-    """Count what each sequence costs a batch in tokens: its own, and those of its target."""
+    """Count what each sequence costs a batch in tokens: its own, and those of its target.
+
+    Pairs wait by what both sides cost together. Where of two pairs of one cost the one has a long source and the other
+    a long target, a batch of them is padded to at most twice of it; a translation is about as long as its source.
+    """
     if not wanted:
         return list(lengths)
     return [

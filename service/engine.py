@@ -242,7 +242,8 @@ class Engine:
             if self._is_worth_waiting():
                 self._schedule_pump(_COMPANY_S)
                 break
-            planned = plan(self._waiting, self._limits, time.monotonic())
+            most = self._admission.longest(self._runner.capacity)
+            planned = plan(self._waiting, self._limits, time.monotonic(), most)
             if not isinstance(planned, BatchPlan):
                 if planned is not None:
                     self._schedule_pump(planned)
@@ -292,7 +293,7 @@ class Engine:
         waited_s = now - min(item.arrived_s for item in items)
         taken = [self._jobs.pop(number) for number in planned.numbers]
         self._running += 1
-        self._admission.drain.begin(now)
+        self._admission.begin(sum(job.costs[place] for job, place in taken), now)
         return taken, waited_s
 
     def _batch_done(self, task: asyncio.Task[None]) -> None:
@@ -331,7 +332,7 @@ class Engine:
             return
         finally:
             self._running -= 1
-            self._admission.drain.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
+            self._admission.end(tokens, time.monotonic(), idle=not self._running, queue=len(self._waiting) > 0)
             self._pump()  # before anything else, so that the device is not idle while answers are written
         passed_s = time.monotonic() - started
         self._admission.fastest.note(places, passed_s)

@@ -3,8 +3,8 @@
 Encoding is idempotent, so a batch whose replica died runs again on another one. A batch that dies with its
 replica again and again is taken apart: its rows run one by one, and only the row that kills is failed.
 Replicas may change to another artifact under way; a batch runs on a replica of its own artifact or not at all.
-May import: replicas, served, inference, runner, batching, busy, artifact, decoder, config, request, metrics, errors,
-ray.
+May import: replicas, served, watchdog, inference, runner, batching, busy, artifact, decoder, config, request, metrics,
+errors, ray.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ from service.replicas import (
 )
 from service.request import ReplicaInfo
 from service.served import Models, ServedModel
+from service.watchdog import patience
 
 _LOG = logging.getLogger(__name__)
 
@@ -315,7 +316,7 @@ class RayRunner:
             if not wanted():
                 raise DeadlineExceeded("the deadline passed, or the caller left, before the model had run")
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._timeout_s * patience(batch.input_ids.size)):
                     answer = await self._fleet.send(self._digest, batch, large=large)
             except DeploymentUnavailableError:  # no replica was reached
                 self._fleet.look_again()

@@ -22,7 +22,7 @@ from service.errors import DeviceLost
 from service.inference import BatchResult, infer
 from service.request import ReplicaInfo
 from service.session import Session
-from service.watchdog import Watchdog
+from service.watchdog import Watchdog, patience
 
 # Up to so many tokens (a few ms on two cores) a lone batch runs on the event loop's own thread: handing it over
 # and back costs 0.15 to 0.2 ms of a call of 2 to 3 (measured in turns), and whoever comes meanwhile would wait
@@ -208,7 +208,7 @@ class DeviceThreads:
         """Run a batch, watched, and tell the device how it went."""
         watched = None
         if self._watchdog is not None:
-            watched = self._watchdog.begin(lambda: self._stuck(batch, future))
+            watched = self._watchdog.begin(lambda: self._stuck(batch, future), patience(batch.input_ids.size))
         try:
             result = infer(session, batch, alone=alone)
             if len(result.failed) == len(batch.lengths):
@@ -226,7 +226,7 @@ class DeviceThreads:
     def _stuck(self, batch: Batch, future: asyncio.Future[BatchResult] | None) -> None:
         """Fail a batch that does not end; its thread cannot be ended."""
         rows, length = batch.input_ids.shape
-        seconds = self._watchdog.stuck_after_s if self._watchdog is not None else inf
+        seconds = self._watchdog.stuck_after_s * patience(batch.input_ids.size) if self._watchdog is not None else inf
         where = "the event loop's own thread" if future is None else "its thread"
         reason = f"a batch of {rows} inputs, {length} tokens each, has run for {seconds:g} s and hangs on {where}"
         if future is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import cuda, openvino
-from service.artifact import WEIGHTS_FILE, Artifact
+from service.artifact import LONG_TOKENS, WEIGHTS_FILE, Artifact
 from service.batching import HIDDEN_STATES, Batch
 from service.cross import padded_targets, runs
 from service.errors import ProviderError
@@ -24,7 +24,7 @@ from service.reduce import Look, Reducer
 
 _LOG = logging.getLogger(__name__)
 
-Graph = Literal["encode", "attention", "decoder"]
+Graph = Literal["encode", "long", "attention", "decoder"]
 
 _WARM_UP_LENGTHS = (16, 32, 64, 128)  # on the ladder of padded lengths
 _WARM_UP_TOKENS = 256
@@ -80,8 +80,9 @@ class Session:
         Raises:
             ProviderError: The provider refuses it.
         """
-        self._loaded(graph, 1)
-        if graph == "encode":
+        if graph != "long":
+            self._loaded(graph, 1)
+        if graph in ("encode", "long"):
             self._loaded(graph, self.streams)
 
     def warm_up(self) -> None:
@@ -125,8 +126,9 @@ class Session:
             The batch's outputs by name, and `hidden_states`, which `look` takes, or `last_hidden_state`, which `align`
             takes, float32, padding included.
         """
-        streams = 1 if alone else self.streams
-        session = self._sessions.get(("encode", streams)) or self._loaded("encode", streams)
+        graph = self.artifact.graph_for(batch.input_ids.shape[1])
+        streams = 1 if alone and graph == "encode" else self.streams  # a long text leaves room for those that come
+        session = self._sessions.get((graph, streams)) or self._loaded(graph, streams)
         feeds = {name: getattr(batch, name) for name in self.artifact.inputs}
         states = {name for name in batch.outputs if name.startswith(HIDDEN_STATES)}
         names = [name for name in batch.outputs if name not in states]
@@ -218,8 +220,16 @@ class Session:
         options.intra_op_num_threads = max(1, self._threads // streams)
         path = str(self.artifact.folder / f"{graph}.onnx")
         provider = self.placement.provider
-        if graph != "encode":  # short runs, in between others
+        if graph in ("attention", "decoder"):  # short runs, in between others
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if graph == "long":  # rare runs of a gigabyte, which is given back after each
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+            if provider == "openvino":
+                _LOG.info(
+                    "texts of more than %d tokens of %s run on ONNX Runtime's own provider in float32, whose memory is "
+                    "given back after each",
+                    *(LONG_TOKENS, self.artifact.model_id),
+                )
         try:
             if provider == "openvino" and graph == "encode":
                 return openvino.create(path, options, self.placement.precision, self._threads, streams)

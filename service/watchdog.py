@@ -13,11 +13,18 @@ from threading import Event, Thread
 
 _LOOKS = 10  # within the time that work may take
 _LONGEST_TICK_S = 1.0
+_PLAIN_TOKENS = 2048
+
+
+def patience(tokens: int) -> float:
+    """Give how many times as long as others a batch of so many tokens, padding included, may take."""
+    return max(1.0, tokens / _PLAIN_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
     since_s: float
+    may_s: float
     stuck: Callable[[], None]
 
 
@@ -48,10 +55,15 @@ class Watchdog:
             self._stopped.set()
             thread.join()
 
-    def begin(self, stuck: Callable[[], None]) -> int:
-        """Note that work begins; gives its number. `stuck` is called if it does not end in time."""
+    def begin(self, stuck: Callable[[], None], times: float = 1.0) -> int:
+        """Note that work begins; gives its number.
+
+        Args:
+            stuck: Called if it does not end in time.
+            times: How many times as long as other work it may take.
+        """
         number = next(self._numbers)
-        self._works[number] = _Work(self._lived_s, stuck)
+        self._works[number] = _Work(self._lived_s, self.stuck_after_s * times, stuck)
         return number
 
     def end(self, number: int) -> None:
@@ -65,6 +77,6 @@ class Watchdog:
             self._lived_s += min(now - before, 2 * self._tick_s)
             before = now
             for number, work in self._works.copy().items():
-                late = self._lived_s - work.since_s > self.stuck_after_s
+                late = self._lived_s - work.since_s > work.may_s
                 if late and self._works.pop(number, None) is not None:  # it may just have ended
                     work.stuck()

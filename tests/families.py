@@ -65,8 +65,65 @@ _DEBERTA = {
     "layer_norm_eps": 1e-7,
 }
 _DEBERTA_CONV = {**_DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu", "share_att_key": False}
+_ALBERT = {**_BERT_LIKE, "embedding_size": 16}
+_ROTARY = {**_BERT_LIKE, "pad_token_id": 0}
+_MODERNBERT = {
+    **_ROTARY,
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    **{f"{name}_token_id": number for number, name in enumerate(("bos", "eos", "cls", "sep"), 1)},
+}
+# How the two were published, before transformers had them.
+_PUBLISHED_NOMIC = {
+    "model_type": "nomic_bert",
+    "activation_function": "swiglu",
+    "n_embd": 24,
+    "n_head": 3,
+    "n_inner": 40,
+    "n_layer": 2,
+    "n_positions": 160,
+    "max_trained_positions": 80,
+    "layer_norm_epsilon": 1e-12,
+    "vocab_size": 60,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "prenorm": False,
+    "rotary_scaling_factor": 2,
+    "rotary_emb_scale_base": None,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "causal": False,
+    "use_rms_norm": False,
+    "scale_attn_weights": True,
+    "pad_token_id": 0,
+    "parallel_block": False,
+    "type_vocab_size": 2,
+    "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+}
+_PUBLISHED_GTE = {
+    **_ROTARY,
+    "model_type": "new",
+    "type_vocab_size": 0,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "logn_attention_clip1": False,
+    "pack_qkv": True,
+    "position_embedding_type": "rope",
+    "rope_theta": 160000,
+    "rope_scaling": None,
+    "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+}
 
-# Family, and the configs that differ in the fields that matter.
+
+def _turning(base: float, kind: str = "default", **more: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": base, "rope_type": kind, **more}}
+
+
+# Family, and the configs that differ in the fields that matter; `published` stands in for transformers' own config.
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", _BERT_LIKE),
     "bert, relu, one head": ("bert", {**_BERT_LIKE, "hidden_act": "relu", "num_attention_heads": 1}),
@@ -115,6 +172,86 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
         "deberta-v2",
         {**_DEBERTA, "relative_attention": False, "position_biased_input": True, "embedding_size": 32},
     ),
+    "albert": ("albert", _ALBERT),
+    "albert, two groups of three": ("albert", {**_ALBERT, "num_hidden_layers": 6, "num_hidden_groups": 2}),
+    "albert, five layers, two groups of two, whole embeddings": (
+        "albert",
+        {
+            **_ALBERT,
+            "num_hidden_layers": 5,
+            "num_hidden_groups": 2,
+            "inner_group_num": 2,
+            "embedding_size": 24,
+            "hidden_act": "gelu",
+        },
+    ),
+    "modernbert": ("modernbert", _MODERNBERT),
+    "modernbert, biases, every second layer global": (
+        "modernbert",
+        {
+            **_MODERNBERT,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "local_attention": 17,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
+    "modernbert, own bases, one layer, silu": (
+        "modernbert",
+        {
+            **_MODERNBERT,
+            "num_hidden_layers": 1,
+            "hidden_activation": "silu",
+            "rope_parameters": {"full_attention": {"rope_theta": 50.0}, "sliding_attention": {"rope_theta": 5.0}},
+        },
+    ),
+    "modernbert, long texts": ("modernbert", {**_MODERNBERT, "max_position_embeddings": 2500, "local_attention": 100}),
+    "nomic_bert": ("nomic_bert", _ROTARY),
+    "nomic_bert, gelu, other head width, base 100": (
+        "nomic_bert",
+        {
+            **_ROTARY,
+            "hidden_act": "gelu",
+            "head_dim": 6,
+            **_turning(100.0),
+        },
+    ),
+    "nomic_bert, three segments, scaled beyond its places": (
+        "nomic_bert",
+        {
+            **_ROTARY,
+            "type_vocab_size": 3,
+            **_turning(1000.0, "dynamic", factor=2.0),
+        },
+    ),
+    "gte": ("gte", {**_ROTARY, "type_vocab_size": 0}),
+    "gte, two segments, silu": ("gte", {**_ROTARY, "type_vocab_size": 2, "hidden_act": "silu", "pad_token_id": 1}),
+    "gte, places divided by four": (
+        "gte",
+        {**_ROTARY, **_turning(10000.0, "linear", factor=4.0)},
+    ),
+    "nomic_bert, as published": ("nomic_bert", {**_ROTARY, "published": _PUBLISHED_NOMIC}),
+    "new": ("new", {**_ROTARY, "type_vocab_size": 0, "published": _PUBLISHED_GTE}),
+    "new, two segments, base 500": (
+        "new",
+        {
+            **_ROTARY,
+            "type_vocab_size": 2,
+            **_turning(500.0),
+            "published": {**_PUBLISHED_GTE, "type_vocab_size": 2, "rope_theta": 500},
+        },
+    ),
+    "new, scaled": (
+        "new",
+        {
+            # a base twice as large, and angles less by 2 to the power of 2 / head_dim
+            **_ROTARY,
+            "type_vocab_size": 0,
+            **_turning(1000.0, "linear", factor=2 ** (2 / 8)),
+            "published": {**_PUBLISHED_GTE, "rope_theta": 500, "rope_scaling": {"type": "ntk", "factor": 2.0}},
+        },
+    ),
     "t5, plain": ("t5", _T5),
     "t5, gated, other head width": ("t5", {**_T5, "feed_forward_proj": "gated-gelu", "d_kv": 5}),
     "t5, eight buckets to 20": (
@@ -139,7 +276,8 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
 def make_model(name: str, *, whole: bool = False) -> Any:
     """Make a case's model with random weights so large that differences show; `whole` with T5's decoder, and heads."""
     family, settings = CASES[name]
-    config = CONFIG_MAPPING[family](**settings)
+    settings = {key: value for key, value in settings.items() if key != "published"}
+    config = CONFIG_MAPPING[{"new": "gte"}.get(family, family)](**settings)
     config._attn_implementation = "eager"
     torch.manual_seed(11)
     if whole:
@@ -164,6 +302,8 @@ def save(name: str, folder: Path, *, whole: bool = False) -> Any:
 
     model = make_model(name, whole=whole)
     model.save_pretrained(folder)
+    if published := CASES[name][1].get("published"):
+        (folder / "config.json").write_text(json.dumps(published), "utf-8")
     pad = model.config.pad_token_id
     specials = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>", "bos_token": "<s>"}
     words = [word for key, word in specials.items() if key != "pad_token"]

@@ -1,5 +1,6 @@
 """The README's examples run as they stand."""
 
+import json
 import re
 import socket
 from collections.abc import Callable
@@ -88,3 +89,16 @@ def test_every_module_is_in_the_table() -> None:
     for path in (*(root / "model").glob("*.py"), *(root / "service").glob("*.py")):
         if path.stem not in ("__init__", "__main__") and path.parent.name + "/errors.py" != "model/errors.py":
             assert f"{path.name}" in README, path
+
+
+def test_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of families is what `attencode families` prints, one row for each that can be loaded."""
+    from model.families import FAMILIES
+
+    assert main(["families"]) == 0
+    printed = capsys.readouterr().out
+    assert README.split("<!-- families -->\n")[1].split("<!-- /families -->")[0] == printed
+    assert [line.split(" | ")[0].removeprefix("| ") for line in printed.splitlines()[2:]] == list(FAMILIES)
+    assert all(family.about.models for family in FAMILIES.values())
+    assert main(["families", "--json"]) == 0
+    assert [row["model_type"] for row in json.loads(capsys.readouterr().out)["families"]] == list(FAMILIES)

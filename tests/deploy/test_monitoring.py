@@ -35,7 +35,7 @@ SLOW = pytest.mark.slow
 REACHED = ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 FROM_OTHERS = {"up"}  # what Prometheus itself says of its targets
 LABELS = {
-    "method": {"Encode", "EncodeStream", "GetModel", "Tokenize"},
+    "method": {"Align", "Encode", "EncodeStream", "GetModel", "Tokenize"},
     "code": {
         *("OK", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNAVAILABLE"),
         "UNAUTHENTICATED",

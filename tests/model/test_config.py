@@ -109,7 +109,7 @@ def test_refuses_what_it_would_compute_otherwise(name: str, value: object):
     [
         (
             "model_type",
-            "supported families: bert, roberta, .*, mpnet, t5, mt5",
+            "supported families: bert, roberta, .*, mpnet, .*albert, modernbert, .*t5, mt5",
         ),
         ("hidden_act", "supported: gelu, gelu_new, relu, silu"),
     ],

@@ -1,18 +1,17 @@
 """Disentangled attention: its buckets, its pairs, what its configs and checkpoints may say."""
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pieces
 import pytest
 import sentencepiece
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import DebertaV2Tokenizer
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import families
@@ -161,45 +160,61 @@ def spm(tmp_path: Path) -> Path:
     """Give a DeBERTa-v3 checkpoint as it is published: spm.model, and no tokenizer.json."""
     families.save("deberta-v2, as v3", tmp_path)
     (tmp_path / "tokenizer.json").unlink()
-    texts = ["The old man sat by the river, and watched the boats.", "It's 12:30; naïve café!"] * 9
-    buffer = io.BytesIO()
-    pieces = {f"{name}_piece": f"[{name.upper()}]" for name in ("pad", "unk")}
-    pieces |= {"bos_piece": "[CLS]", "eos_piece": "[SEP]"}
-    numbers = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "vocab_size": 42, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=buffer, **pieces, **numbers)
-    (tmp_path / "spm.model").write_bytes(buffer.getvalue())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "vocab_type": "spm"}), "utf-8")
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    numbers = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    pieces.save_spm(tmp_path / "spm.model", pieces.ENGLISH[:9], vocab_size=50, **names, **numbers)
+    settle(tmp_path, vocab_type="spm")
     return tmp_path
+
+
+def settle(folder: Path, **settings: object) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
 def tokenizer_of(folder: Path) -> Any:
     return read_tokenizer(folder, read_config(read_json(folder / "config.json")))
 
 
-def test_a_sentencepiece_vocabulary_alone_is_converted(spm: Path):
-    """A folder with spm.model alone gets the tokenizer that transformers makes of it, for texts and pairs."""
-    theirs, ours = AutoTokenizer.from_pretrained(spm), tokenizer_of(spm)
-    for text, other in (("The  old man", None), ("river, café 字 boats!\n", None), ("It's", "12:30"), ("", None)):
-        expected, got = theirs(text, other), ours.encode(text, other)
-        assert expected["input_ids"] == got.ids
-        assert expected["token_type_ids"] == got.type_ids
-    assert ours.encode("old man").tokens[0] == "[CLS]"
-    assert ours.token_to_id("[MASK]") == 42
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": True}, {"split_by_punct": True}], ids=str)
+def test_pieces_alone_give_transformers_ids(spm: Path, settings: dict[str, Any]):
+    """Of spm.model alone the tokenizer is the one that transformers' class makes of the same pieces and scores."""
+    settle(spm, **settings)
+    model = sentencepiece.SentencePieceProcessor(str(spm / "spm.model"))
+    vocab = [(model.IdToPiece(number), model.GetScore(number)) for number in range(model.GetPieceSize())]
+    theirs, ours = DebertaV2Tokenizer(vocab=vocab, unk_id=model.unk_id(), **settings), tokenizer_of(spm)
+    for pair in (
+        ("the  old man",),
+        ("River, boats!\n", "a\u0300 \u5b57."),
+        ("[CLS] by [MASK]the",),
+        ("",),
+        (" the ",),
+    ):
+        expected, got = theirs(*pair), ours.encode(*pair)
+        assert (expected["input_ids"], expected["token_type_ids"]) == (got.ids, got.type_ids)
+    assert ours.token_to_id("[MASK]") == theirs.mask_token_id == len(vocab)
 
 
-def test_a_damaged_sentencepiece_vocabulary_is_refused(spm: Path):
-    """So is a folder of this family without one, for which transformers would make up an empty tokenizer."""
+def test_pieces_that_are_broken_or_absent(spm: Path):
+    """So is a folder of this family without pieces, for which transformers would make up an empty tokenizer."""
     (spm / "spm.model").write_bytes(b"\x00no protobuf")
-    with pytest.raises(CheckpointError, match=r"no tokenizer that can be loaded: spm\.model is damaged"):
+    with pytest.raises(CheckpointError, match=r"spm\.model"):
         tokenizer_of(spm)
     (spm / "spm.model").unlink()
-    (spm / "vocab.txt").write_text("[PAD]\n[UNK]\n", "utf-8")
-    with pytest.raises(CheckpointError, match=r"expected tokenizer\.json or spm\.model"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer"):
         tokenizer_of(spm)
 
 
-def test_without_sentencepiece_the_error_says_what_to_install(spm: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where the package that reads spm.model is absent, it is named, with the extra that brings it."""
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(CheckpointError, match=r"the package sentencepiece is absent .* attencode\[export\]"):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cls_token": "<s>"},
+        {"mask_token": {"content": "<mask>"}},
+        {"added_tokens_decoder": {"51": {"content": "[NEW]"}}},
+    ],
+    ids=str,
+)
+def test_tokens_beyond_the_pieces_are_refused(spm: Path, settings: dict[str, Any]):
+    """Special tokens of another name, and further ones, ask for the tokenizer.json that has them."""
+    settle(spm, **settings)
+    with pytest.raises(CheckpointError, match=r"adds the tokens .*save its tokenizer as tokenizer\.json"):
         tokenizer_of(spm)

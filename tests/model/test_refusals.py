@@ -51,6 +51,52 @@ def change(folder: Path, **fields: Any) -> None:
         ("t5, plain", "relative_attention_max_distance", 0),
         ("t5, plain", "relative_attention_max_distance", 8),
         ("bert", "num_hidden_layers", 10**9),
+        ("albert", "num_hidden_groups", 3),
+        ("albert", "num_hidden_groups", 0),
+        ("albert", "inner_group_num", "2"),
+        ("albert", "embedding_size", 0),
+        ("modernbert", "local_attention", 1),
+        ("modernbert", "norm_bias", 1),
+        ("modernbert", "attention_bias", "false"),
+        ("modernbert", "mlp_bias", []),
+        ("modernbert", "hidden_activation", "swiglu"),
+        ("modernbert", "layer_types", ["full_attention"]),
+        ("modernbert", "layer_types", ["full_attention", "sliding_attention", "linear_attention", "full_attention"]),
+        ("modernbert", "global_attn_every_n_layers", 2),
+        ("modernbert", "local_rope_theta", None),
+        ("modernbert", "rope_parameters", {"full_attention": {"rope_type": "yarn", "factor": 4.0}}),
+        ("modernbert", "rope_parameters", {"sliding_attention": {"rope_theta": 0.0}}),
+        ("modernbert", "rope_parameters", {"sliding_attention": 10000.0}),
+        ("modernbert", "rope_parameters", 10000.0),
+        ("modernbert", "rope_scaling", {"rope_type": "linear", "factor": -2.0}),
+        ("modernbert", "max_position_embeddings", None),
+        ("modernbert", "position_embedding_type", "relative_key"),
+        ("nomic_bert", "rope_parameters", {"rope_type": "llama3", "rope_theta": 1000.0}),
+        ("nomic_bert", "rope_parameters", {"rope_type": "linear", "rope_theta": 1000.0}),
+        ("nomic_bert", "rope_parameters", {"rope_theta": float("inf")}),
+        ("nomic_bert", "partial_rotary_factor", 0.5),
+        ("nomic_bert", "type_vocab_size", -1),
+        ("nomic_bert", "head_dim", 0),
+        ("nomic_bert, as published", "activation_function", "gelu"),
+        ("nomic_bert, as published", "prenorm", True),
+        ("nomic_bert, as published", "qkv_proj_bias", True),
+        ("nomic_bert, as published", "rotary_emb_fraction", 0.5),
+        ("nomic_bert, as published", "rotary_emb_fraction", 0.0),
+        ("nomic_bert, as published", "rotary_emb_interleaved", True),
+        ("nomic_bert, as published", "use_rms_norm", True),
+        ("nomic_bert, as published", "causal", True),
+        ("nomic_bert, as published", "max_trained_positions", None),
+        ("nomic_bert, as published", "moe_every_n_layers", 2),
+        ("nomic_bert, as published", "n_head", 0),
+        ("new", "position_embedding_type", "absolute"),
+        ("new", "layer_norm_type", "rms_norm"),
+        ("new", "logn_attention_scale", True),
+        ("new", "rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        ("new", "rope_scaling", {"type": "ntk", "factor": 2.0, "mixed_b": 0.8}),
+        ("new", "rope_scaling", {"type": "ntk"}),
+        ("new", "rope_scaling", "ntk"),
+        ("gte", "rope_parameters", {"rope_type": "ntk", "factor": 2.0, "rope_theta": 1000.0}),
+        ("gte", "hidden_act", "tanh"),
     ],
 )
 def test_the_familys_own_field_is_named(tmp_path: Path, case: str, field: str, value: object):
@@ -59,6 +105,23 @@ def test_the_familys_own_field_is_named(tmp_path: Path, case: str, field: str, v
     change(tmp_path, **{field: value})
     with pytest.raises(CheckpointError, match=rf"config field .*{field}"):
         load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["nomic_bert, as published", "new"])
+def test_published_code_of_others(tmp_path: Path, case: str):
+    """A config that names code which is not its family's published one is refused, whatever else it says."""
+    families.save(case, tmp_path)
+    change(tmp_path, auto_map={"AutoModel": "somebody/else--modeling_hf_nomic_bert.NomicBertModel"})
+    with pytest.raises(CheckpointError, match="auto_map"):
+        load_encoder(tmp_path)
+
+
+@pytest.mark.parametrize(("scaling", "tokens"), [(2, 80), (None, 160)])
+def test_places_that_were_trained(tmp_path: Path, scaling: int | None, tokens: int):
+    """A published NomicBERT that would turn long texts otherwise takes texts of its trained places alone."""
+    families.save("nomic_bert, as published", tmp_path)
+    change(tmp_path, rotary_scaling_factor=scaling)
+    assert load_encoder(tmp_path).config.max_tokens == tokens
 
 
 @pytest.mark.parametrize("size", [10**12, 10**19, 10**40])

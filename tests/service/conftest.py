@@ -24,6 +24,7 @@ from service.backend import Backend, LocalBackend
 from service.config import ServiceConfig
 from service.server import Server
 from service.tracing import Tracing
+from tests.service import translators
 
 ROOT = Path(__file__).parents[2]
 LITTLE_CPU = 0.01  # of a core a replica in Ray's books, so that many fit; each has one thread
@@ -192,6 +193,25 @@ def minilm_client(minilm_address: str) -> Iterator[Client]:
     """Give a client of a server of the real weights."""
     with Client(minilm_address) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def t5(
+    tmp_path_factory: pytest.TempPathFactory, export_artifact: Callable[[Path], Path]
+) -> Iterator[translators.Translator]:
+    """Give a served T5 with its decoder."""
+    yield from translators.served("t5", tmp_path_factory.mktemp("t5"), export_artifact)
+
+
+@pytest.fixture(scope="session", params=sorted(translators.FAMILIES))
+def translator(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, export_artifact: Callable[[Path], Path]
+) -> Iterator[translators.Translator]:
+    """Give a served model of each family with a decoder."""
+    if request.param == "t5":
+        yield request.getfixturevalue("t5")
+    else:
+        yield from translators.served(request.param, tmp_path_factory.mktemp(request.param), export_artifact)
 
 
 @dataclass

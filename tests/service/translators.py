@@ -3,12 +3,16 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attencode import Client
+from tests.service.faulty import Faults, Running, serving
 
 _SPECIALS = ("<pad>", "</s>", "<unk>", "<s>")
 _VOCABULARY = [*_SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
@@ -79,6 +83,33 @@ def _marian() -> Any:
 
 
 FAMILIES: Mapping[str, Callable[[], Any]] = {"t5": _t5, "bart": _bart, "marian": _marian}
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A served model, and transformers' own of the same weights."""
+
+    model: Any
+    artifact: Path
+    faults: Faults
+    running: Running
+
+    @property
+    def client(self) -> Client:
+        return self.running.client
+
+    def whole(self, item: Any) -> NDArray[np.float32]:
+        """Give what transformers says of an answer's pair."""
+        return cross_attentions(self.model, item.source.tokens.ids, item.target.tokens.ids)
+
+
+def served(family: str, folder: Path, export: Callable[[Path], Path]) -> Iterator[Translator]:
+    """Serve a family's tiny model, with company for whoever asks at the same time."""
+    model, faults = save(family, folder), Faults()
+    artifact = export(folder)
+    settings = {"max_queue_delay_ms": 50, "max_batch_tokens": 4096, "max_inputs": 64, "max_message_bytes": 2**20}
+    with serving(artifact, faults.session, **settings) as running:
+        yield Translator(model, artifact, faults, running)
 
 
 def save(family: str, folder: Path) -> Any:
