@@ -107,16 +107,22 @@ def test_an_export_has_both_tokenizers(tmp_path: Path) -> None:
         assert exported.encode("der old boats").ids == ours.encode("der old boats").ids
 
 
-@pytest.mark.parametrize("settings", [{"tgt_lang": "the"}, {}, {"tgt_lang": "nowhere"}, {"tgt_lang": 5}], ids=str)
-def test_an_mbarts_target_has_its_own_language(tmp_path: Path, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "start"),
+    [({"tgt_lang": "the"}, 2), ({}, 2), ({"tgt_lang": "nowhere"}, 2), ({"tgt_lang": "the"}, 5)],
+    ids=str,
+)
+def test_an_mbarts_target_has_its_own_language(tmp_path: Path, settings: dict[str, object], start: int) -> None:
     """The target's code stands where the source's does; an mBART that is told none is exported without Align."""
     families.save("mbart", tmp_path / "checkpoint", whole=True)
     path = tmp_path / "checkpoint/tokenizer_config.json"
     raw = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if key != "tgt_lang"}
     path.write_text(json.dumps(raw | settings), "utf-8")
+    path = tmp_path / "checkpoint/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"decoder_start_token_id": start}), "utf-8")
     lines: list[str] = []
     artifact = open_artifact(export(str(tmp_path / "checkpoint"), tmp_path / "artifact", report=lines.append))
-    if settings != {"tgt_lang": "the"}:
+    if (settings, start) != ({"tgt_lang": "the"}, 2):
         assert artifact.decoder is None
         assert "decoder" not in lines[0]
         return
