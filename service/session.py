@@ -72,7 +72,16 @@ class Session:
                 )
                 exact = replace(self.placement, precision="float32")
                 self._exact = type(self)(self.artifact, exact, threads=self._threads)
+                self._exact.share(self._mapped)
             return self._exact
+
+    def share(self, mapped: dict[int, Mapping[str, NDArray[np.float32]]]) -> None:
+        """Take over what another session of the artifact has mapped, and maps: the file's numbers are float32 for both.
+
+        Args:
+            mapped: Layer -> its own weights by name.
+        """
+        self._mapped = mapped
 
     def load(self, graph: Graph = "encode") -> None:
         """Load a graph if it is not loaded yet.

@@ -135,6 +135,25 @@ def test_openvino_attention_rows_sum_to_one(artifact: Artifact) -> None:
         np.testing.assert_allclose(arrays["attention"].sum(-1), 1.0, atol=1e-4)
 
 
+def test_the_second_try_maps_no_weights_again(artifact: Artifact) -> None:
+    """A session in float32 beside another one takes its mapped weights: descriptors are not to be had for each layer."""
+    session = Session(artifact, Placement("cpu", "bfloat16", ""), threads=2)
+    exact = session.in_float32()
+    assert exact is not None
+    batch = looking_batch(artifact, (7, 4), 3)
+    states = exact.run(batch)["hidden_states"]
+    session.look(batch, states)
+    before = mapped(artifact)
+    assert before
+    exact.look(batch, states)
+    assert mapped(artifact) == before
+
+
+def mapped(artifact: Artifact) -> int:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum(line.endswith(str(artifact.folder / "weights.bin")) for line in lines)
+
+
 @pytest.mark.gpu
 def test_cuda_agrees_with_float32(artifact: Artifact) -> None:
     """CUDA computes what the processor computes."""
