@@ -51,7 +51,7 @@ SETTINGS = (
     "--max-answer-bytes=268435456",
     "--stalled-after-s=2",
 )
-_WARM_S = 4.0
+_WARM = 0.1  # of the run's time, before it: every shape and every graph of two sessions is made once
 _GROWTH = 0.05  # of memory that the second half may add
 _SLACK_BYTES = 150_000_000  # of memory that may stay: what allocators keep of the largest answers
 _SLACK = 5  # threads and descriptors that gRPC's pool may have more at one time than at another
@@ -297,7 +297,7 @@ def warm(server: Served, folder: Path, arguments: argparse.Namespace) -> list[En
     """Let one client do a little of everything, so that what is made once is there; gives its entries."""
     ledger = folder / "ledger-warm"
     words = ["--address", server.address, "--known", folder / "known.npz", "--ledger", ledger]
-    words += ["--seed", arguments.seed, "--seconds", _WARM_S, "--callers", 24]
+    words += ["--seed", arguments.seed, "--seconds", max(4.0, _WARM * arguments.seconds), "--callers", 24]
     subprocess.run(list(map(str, [sys.executable, HERE / "mischief.py", *words])), env=environment(), check=True)
     return read(ledger)
 
