@@ -105,10 +105,10 @@ def encode_files(parsed: argparse.Namespace) -> int:
                 report=report,
                 progress=progress,
             )
-        except (AttencodeError, OSError, KeyboardInterrupt, SystemExit) as error:
+        except (AttencodeError, OSError, RuntimeError, KeyboardInterrupt, SystemExit) as error:
             if not isinstance(error, (bulk.BadRow, NotWritten)) and bulk.left_rows(parsed.output):
                 report("what is done so far is kept; go on with --resume")
-            raise
+            raise signal_behind(error) or error from None
     if summary is None:
         report(
             f"{parsed.output} is complete, and there is no unfinished run to resume; leave --resume out to encode anew"
@@ -139,6 +139,16 @@ def _ended_in_order() -> Iterator[None]:
 
 def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
+
+
+def signal_behind(error: BaseException | None) -> KeyboardInterrupt | SystemExit | None:
+    """Give the end that a signal asked for, where an error hides it; None where none did.
+
+    One that comes while gRPC waits on a condition may leave it without its lock, whose release then fails.
+    """
+    while error is not None and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        error = error.__context__
+    return error
 
 
 def _told(summary: Any) -> str:

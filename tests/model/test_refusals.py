@@ -96,7 +96,7 @@ def change(folder: Path, **fields: Any) -> None:
         ("new", "rope_scaling", {"type": "ntk"}),
         ("new", "rope_scaling", "ntk"),
         ("gte", "rope_parameters", {"rope_type": "ntk", "factor": 2.0, "rope_theta": 1000.0}),
-        ("gte", "hidden_act", "tanh"),
+        ("gte", "hidden_act", "swiglu"),
     ],
 )
 def test_the_familys_own_field_is_named(tmp_path: Path, case: str, field: str, value: object):

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service import cli_encode
 from service.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +178,17 @@ def test_a_signal_ends_a_run_in_order(address: str, tmp_path: Path, number: int,
     assert process.returncode == status
     assert main(words(address, source, output, *flags, "--resume")) == 0
     assert len(np.load(output)) == 20_000
+
+
+@pytest.mark.parametrize("end", [SystemExit(143), KeyboardInterrupt()])
+def test_a_signal_within_a_wait_is_still_one(end: BaseException) -> None:
+    """Where it interrupts the wait on a condition, the error about the lost lock does not stand for it."""
+    condition = threading.Condition()
+    with pytest.raises(RuntimeError, match="un-acquired") as caught, condition:
+        condition.release()
+        raise end
+    assert cli_encode.signal_behind(caught.value) is end
+    assert cli_encode.signal_behind(RuntimeError("of its own")) is None
 
 
 @pytest.mark.parametrize("form", ["txt", "parquet"])

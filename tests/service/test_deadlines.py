@@ -64,7 +64,7 @@ def test_who_leaves_while_it_waits_to_be_tokenized(tiny_artifact: Path, monkeypa
 
     async def test() -> None:
         async with served(tiny_artifact) as (server, channel):
-            door, texts = server._servicer._intake.door, server._servicer._encoding._texts
+            door, texts = server._servicer._intake.door, server._servicer._encoding.texts
             busy = asyncio.create_task(texts.run(lambda: time.sleep(1.0), 100_000, when=True))
             await asyncio.sleep(0.1)
             large = pb.EncodeRequest(inputs=[pb.Input(text="a " * 30_000)]).SerializeToString()
@@ -89,7 +89,7 @@ def test_the_servers_deadline_while_texts_wait(tiny_artifact: Path, monkeypatch:
 
     async def test() -> None:
         async with served(tiny_artifact, max_deadline_s=0.3) as (server, channel):
-            texts = server._servicer._encoding._texts
+            texts = server._servicer._encoding.texts
             busy = asyncio.create_task(texts.run(lambda: time.sleep(1.5), 100_000, when=True))
             await asyncio.sleep(0.1)
             large = pb.EncodeRequest(inputs=[pb.Input(text="a " * 30_000)]).SerializeToString()

@@ -71,7 +71,7 @@ def test_reflection_lists_the_service(spawn: Callable[..., object], tiny_artifac
         database = ProtoReflectionDescriptorDatabase(channel)
         assert "attencode.v1.Encoder" in database.get_services()
         service = DescriptorPool(database).FindServiceByName("attencode.v1.Encoder")
-        assert set(service.methods_by_name) == {"Encode", "EncodeStream", "Tokenize", "GetModel"}
+        assert set(service.methods_by_name) == {"Encode", "EncodeStream", "Align", "Tokenize", "GetModel"}
     closed = spawn(tiny_artifact, "--reflection", "false")
     with grpc.insecure_channel(closed.address) as channel, pytest.raises(grpc.RpcError):
         ProtoReflectionDescriptorDatabase(channel).get_services()
