@@ -184,9 +184,14 @@ def test_a_signal_ends_a_run_in_order(address: str, tmp_path: Path, number: int,
 def test_a_signal_within_a_wait_is_still_one(end: BaseException) -> None:
     """Where it interrupts the wait on a condition, the error about the lost lock does not stand for it."""
     condition = threading.Condition()
-    with pytest.raises(RuntimeError, match="un-acquired") as caught, condition:
-        condition.release()
-        raise end
+
+    def wait() -> None:
+        with condition:
+            condition.release()
+            raise end
+
+    with pytest.raises(RuntimeError, match="un-acquired") as caught:
+        wait()
     assert cli_encode.signal_behind(caught.value) is end
     assert cli_encode.signal_behind(RuntimeError("of its own")) is None
 

@@ -136,7 +136,7 @@ def test_openvino_attention_rows_sum_to_one(artifact: Artifact) -> None:
 
 
 def test_the_second_try_maps_no_weights_again(artifact: Artifact) -> None:
-    """A session in float32 beside another one takes its mapped weights: descriptors are not to be had for each layer."""
+    """A session in float32 beside another one takes its mapped weights, and no descriptors for them."""
     session = Session(artifact, Placement("cpu", "bfloat16", ""), threads=2)
     exact = session.in_float32()
     assert exact is not None
