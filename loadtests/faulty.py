@@ -57,7 +57,7 @@ class Faults:
     def switch(self) -> None:
         """Begin, or end."""
         self.failing = not self.failing
-        print(json.dumps({"failing": self.failing}), flush=True)
+        tell({"failing": self.failing})
 
     def _drawn(self) -> str | None:
         drawn = self._draw.random()
@@ -66,6 +66,11 @@ class Faults:
             if drawn < 0:
                 return fault
         return None
+
+
+def tell(what: dict[str, Any]) -> None:
+    """Write a line of JSON to stdout, also where Ray's words have taken its place."""
+    print(json.dumps(what), file=sys.__stdout__, flush=True)
 
 
 def left() -> dict[str, Any]:
@@ -93,7 +98,7 @@ def main() -> None:
 
     async def serve(*arguments: Any) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, lambda: print(json.dumps(left()), flush=True))
+        loop.add_signal_handler(signal.SIGUSR1, lambda: tell(left()))
         loop.add_signal_handler(signal.SIGUSR2, faults.switch)
         await plain(*arguments)
 
