@@ -64,9 +64,10 @@ def relative_position_bucket(
         offset = (relative_position > 0).long() * num_buckets
         distance = relative_position.abs()
     else:
-        distance = (-relative_position).clamp(min=0)
+        distance = (-relative_position).clamp(0, max_distance)
     exact = num_buckets // 2
-    ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    # Two bounds, since OpenVINO gives 0 for whole numbers that have none above.
+    ratio = torch.log(distance.clamp(1, max_distance).float() / exact) / math.log(max_distance / exact)
     far = (exact + (ratio * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return offset + torch.where(distance < exact, distance, far)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,11 @@ import torch
 
 import families
 from attencode import Client, TextInput
+from service.artifact import open_artifact
+from service.batching import Batch
+from service.errors import ProviderError
+from service.placement import choose_placement
+from service.session import Session
 
 TEXTS = [
     "the old man",
@@ -18,17 +24,52 @@ TEXTS = [
 ]
 
 
+FIRST_OF_EACH = list({family: case for case, (family, _) in reversed(families.CASES.items())}.values())
+
+
+@pytest.fixture(scope="session")
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, export_artifact: Callable[[Path], Path]
+) -> Callable[[str], tuple[Any, Path]]:
+    """Give a function that saves and exports a case once; gives transformers' model and the artifact."""
+    made: dict[str, tuple[Any, Path]] = {}
+
+    def save(case: str) -> tuple[Any, Path]:
+        if case not in made:
+            folder = tmp_path_factory.mktemp("served")
+            made[case] = families.save(case, folder), export_artifact(folder)
+        return made[case]
+
+    return save
+
+
+@pytest.mark.parametrize("case", FIRST_OF_EACH)
+def test_openvino_computes_what_the_processor_does(saved: Callable[[str], tuple[Any, Path]], case: str) -> None:
+    """Its float32 is at most 1e-4 off, at near distances and at far ones, which positions tell apart."""
+    try:
+        placement = choose_placement("openvino", "float32")
+    except ProviderError as error:
+        pytest.skip(str(error))
+    artifact = open_artifact(saved(case)[1])
+    lengths = (3, 9, 40, 70)
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    draw = np.random.default_rng(3)
+    ids = np.where(mask, draw.integers(10, 50, mask.shape), artifact.pad_token_id)
+    batch = Batch(("last_hidden_state", "pooled_mean"), lengths, ids, mask, np.zeros_like(ids), mask)
+    exact = Session(artifact, choose_placement("cpu", "float32"), threads=1).run(batch)
+    found = Session(artifact, placement, threads=1).run(batch)
+    kept = mask.astype(bool)
+    np.testing.assert_allclose(found["last_hidden_state"][kept], exact["last_hidden_state"][kept], atol=1e-4)
+    np.testing.assert_allclose(found["pooled_mean"], exact["pooled_mean"], atol=1e-4)
+
+
 @pytest.mark.parametrize("case", families.CASES)
 def test_served_answers_equal_transformers(
-    tmp_path_factory: pytest.TempPathFactory,
-    serve: Callable[..., str],
-    export_artifact: Callable[[Path], Path],
-    case: str,
+    serve: Callable[..., str], saved: Callable[[str], tuple[Any, Path]], case: str
 ) -> None:
     """Token embeddings, hidden states, attention and pooled vectors of a mixed request, at most 1e-4 off."""
-    folder = tmp_path_factory.mktemp("served")
-    model = families.save(case, folder)
-    with Client(serve(export_artifact(folder))) as client:
+    model, artifact = saved(case)
+    with Client(serve(artifact)) as client:
         result = client.encode(
             [*TEXTS, TextInput("the man", "the boats")],
             pooled=True,
