@@ -63,7 +63,7 @@ def run(parsed: argparse.Namespace) -> int:
         print_json({**matrix_json(parsed, aligned), "word_pairs": [pair._asdict() for pair in pairs], **sides})
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    sys.stdout.write("\n".join([*tables(aligned, width), _written(pairs)]))
+    sys.stdout.write("\n".join([*tables(aligned, width), _written(pairs, parsed.threshold)]))
     return 0
 
 
@@ -84,8 +84,10 @@ def _wanted(parsed: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def _written(pairs: list[Any]) -> str:
+def _written(pairs: list[Any], threshold: float | None) -> str:
     """Lay word pairs out, one a line."""
+    if not pairs:
+        return f"no word looks at one by {threshold:g} or more\n" if threshold is not None else "no words\n"
     margin = max((len(pair.target) for pair in pairs), default=0)
     lines = [f"{pair.target:>{margin}}  {pair.source} {100 * pair.weight:.0f}%" for pair in pairs]
     return "\n".join(["each word of the target, and what it looks at", *lines]) + "\n"

@@ -11,7 +11,7 @@ from service.attention import ALL
 from service.errors import InvalidRequest
 from service.plain import InputLike, Layers, OfAttention, check_known, read_inputs, read_numbers, read_weights
 from service.request import AlignRequest, Input
-from service.values import shown
+from service.values import is_whole, shown
 
 
 def align_request(
@@ -69,6 +69,8 @@ def _pair(place: int, pair: Any) -> tuple[Input, Input]:
 
 
 def _one(name: str, item: Any) -> Input:
+    if is_whole(item):  # in a list it would be taken for token ids
+        raise InvalidRequest(f"{name} must be a text, or a list of token ids, got {shown(item)}")
     try:
         (read,) = read_inputs([item])
     except InvalidRequest as error:

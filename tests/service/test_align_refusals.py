@@ -49,6 +49,7 @@ from tests.service.translators import Translator
         (("abc", "abc"), {"prompt_name": "query"}, "source: prompt_name 'query' is unknown"),
         (("abc", "abc"), {"model": "other"}, "model 'other' is not served here"),
         (("abc", ["a", "b"]), {}, "the target of pair 0: input 0 must be a text"),
+        (("abc", 5), {}, "the target of pair 0 must be a text, or a list of token ids, got 5"),
         (("abc", "abc"), {"layers": False}, "layers and heads must be True"),
     ],
 )

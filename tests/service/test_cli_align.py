@@ -39,6 +39,12 @@ def test_flags_ask_for_what_the_client_can(t5: Translator, capsys: pytest.Captur
     assert told["target"]["tokens"][:3] == ["d", "##i", "##e"]
 
 
+def test_no_pair_reaches_the_threshold(t5: Translator, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then it says so."""
+    assert main(["align", *TEXTS, "--threshold", "1", "--address", t5.running.address]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no word looks at one by 1 or more"
+
+
 def test_it_says_what_it_cannot_do(t5: Translator, capsys: pytest.CaptureFixture[str]) -> None:
     """Flags that contradict each other, a picture of another kind, and what the server refuses are one line."""
     address = ["--address", t5.running.address]
