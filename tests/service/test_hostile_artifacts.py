@@ -249,7 +249,7 @@ def _gigabytes(folder: Path) -> None:
         (lambda folder: describe(folder, num_attention_heads=1 << 31), "values for num_attention_heads, attention_w"),
         (lambda folder: describe(folder, num_attention_heads=4), "values for attention_weights that do not fit"),
         (lambda folder: describe(folder, num_hidden_layers=1 << 40), "no export writes for attention_weights"),
-        (lambda folder: describe(folder, max_tokens=1 << 62), "no export writes for max_tokens"),
+        (lambda folder: describe(folder, max_tokens=1 << 21), "no export writes for max_tokens"),
         (_weights(offset=1 << 40), "values for attention_weights that do not fit"),
         (_weights(offset=2), "no export writes for attention_weights"),
         (_weights(shape=[1 << 31, 1 << 31]), "no export writes for attention_weights"),
