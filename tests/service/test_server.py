@@ -225,7 +225,7 @@ def test_sigterm_under_load(spawn: Callable[..., object], minilm_artifact: Path)
 
     def work() -> None:
         no_retries = [("grpc.enable_retries", 0)]
-        with attencode.Client(server.address, options=no_retries) as client:
+        with attencode.Client(server.address, timeout_s=300, options=no_retries) as client:
             while True:
                 number = random.randrange(len(texts))
                 try:
@@ -238,7 +238,7 @@ def test_sigterm_under_load(spawn: Callable[..., object], minilm_artifact: Path)
 
     def stream() -> None:
         requests = (attencode.encode_request(text) for _ in range(1000) for text in texts)
-        with attencode.Client(server.address) as client:
+        with attencode.Client(server.address, timeout_s=300) as client:
             try:
                 for answer in client.encode_stream(requests):  # what was not taken in any more says so
                     assert isinstance(answer, attencode.EncodeResult | attencode.Unavailable)
