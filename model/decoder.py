@@ -10,10 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
 from model.config import DecoderConfig, EncoderConfig
 from model.embeddings import Embeddings
-from model.encoder import FeedForward
+from model.encoder import FeedForward, make_attention
 from model.masks import RelativePositionBias, additive, causal_mask, padding_mask
 from model.norms import make_norm
 
@@ -37,9 +36,9 @@ class DecoderLayer(nn.Module):
         """Create the three sublayers and their norms."""
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.attention = _attention(config)
+        self.attention = make_attention(config)
         self.attention_norm = make_norm(config, config.hidden_size)
-        self.cross_attention = _attention(config)
+        self.cross_attention = make_attention(config)
         self.cross_attention_norm = make_norm(config, config.hidden_size)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config, config.hidden_size)
@@ -126,13 +125,3 @@ def shift_right(labels: Tensor, start_token_id: int) -> Tensor:
         returns: the same
     """
     return torch.cat([torch.full_like(labels[:, :1], start_token_id), labels[:, :-1]], dim=1)
-
-
-def _attention(config: EncoderConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        head_dim=config.head_dim,
-        bias=config.bias,
-        scaled=config.scaled,
-    )

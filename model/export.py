@@ -93,19 +93,10 @@ def export(
         source = replace(source, model_id=model_id)
     place = encoder_folder(source.folder)
     encoder = load_encoder(place)
-    if precision == "float16" and not encoder.config.fusible:
-        raise ExportError(
-            f"{encoder.config.family} as {source.folder} sets it computes what no graph for CUDA in float16 has; "
-            "export it without --precision float16, and CUDA runs its graphs in float32"
-        )
     settings, head = read_sentence(source.folder, encoder.config)
     tokenizer = read_tokenizer(place, encoder.config)
     decoder, target_tokenizer = _read_decoder(place, encoder, tokenizer)
-    special = tokenizer.num_special_tokens_to_add(is_pair=False)
-    if settings.max_tokens <= special:
-        raise CheckpointError(
-            f"{source.folder} allows sequences of {settings.max_tokens} tokens, which its {special} special tokens fill"
-        )
+    _check_exportable(source, encoder, settings, tokenizer, precision)
     report(f"loaded {source.model_id}: {_size_line(encoder, decoder)}")
     with written_aside(output) as folder:
         plain = EncoderGraph(encoder, head, pool_prompt=settings.pool_prompt)
@@ -126,6 +117,22 @@ def export(
         )
     report(f"wrote {output}")
     return output
+
+
+def _check_exportable(
+    source: Source, encoder: Encoder, settings: SentenceSettings, tokenizer: Tokenizer, precision: str
+) -> None:
+    """Refuse a precision that the encoder's graphs cannot have, and sequences without room for a token."""
+    if precision == "float16" and not encoder.config.fusible:
+        raise ExportError(
+            f"{encoder.config.family} as {source.folder} sets it computes what no graph for CUDA in float16 has; "
+            "export it without --precision float16, and CUDA runs its graphs in float32"
+        )
+    special = tokenizer.num_special_tokens_to_add(is_pair=False)
+    if settings.max_tokens <= special:
+        raise CheckpointError(
+            f"{source.folder} allows sequences of {settings.max_tokens} tokens, which its {special} special tokens fill"
+        )
 
 
 def _write_float16(
